@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint types slow bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/wideflat demo
+
+test: lint types
+	$(BIN)/pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+slow: $(INSTALLED)
+	$(BIN)/pytest -m slow
+
+bench: $(INSTALLED)
+	@for file in benchmarks/[a-z]*.py; do \
+		case $$file in benchmarks/machine.py) continue;; esac; \
+		echo "== $$file"; $(BIN)/python $$file || exit 1; \
+	done
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

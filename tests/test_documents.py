@@ -1,0 +1,20 @@
+"""Every Python block of README and docs runs as it stands; the blocks of one document share their names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_python_blocks_run(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = document.read_text()
+    names: dict = {"__name__": "__main__"}
+    for match in BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        exec(compile("\n" * line + match.group(1), str(document), "exec"), names)

@@ -1,0 +1,7 @@
+"""``python -m wideflat``: the same as the command ``wideflat``."""
+
+import sys
+
+from wideflat.cli import main
+
+sys.exit(main())

@@ -1,0 +1,87 @@
+"""The command line: finds the command that was typed, reads its options with tyro, turns errors into messages."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import wideflat
+
+__all__ = ["COMMANDS", "main"]
+
+#: What each command does, in one line. The module of a command is ``wideflat.commands.<name with underscores>``.
+COMMANDS: dict[str, str] = {
+    "demo": "the main job on embedded data: train, measure, report",
+    "presets": "every cell of Table 1 and every setting of Appendix B.1, with the paper's number",
+    "train": "train a preset with any of the algorithms",
+    "local-energy": "how fast the training error grows around a solution, for any network",
+    "local-entropy": "the volume of good solutions around a solution of a committee machine",
+    "reproduce": "a table or figure of the paper",
+    "report": "one self-contained HTML page from runs",
+    "data": "what data is on disk, where it is looked for, its checksums",
+}
+
+#: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Errors that tell the user what to do (``ValueError``, ``OSError``, ``RuntimeError``) are printed without a
+    traceback; set ``WIDEFLAT_DEBUG=1`` to see it.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return OK
+    if arguments[0] in ("-V", "--version"):
+        print(f"wideflat {wideflat.__version__}")
+        return OK
+    name = arguments[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return _complain(f"there is no command {name!r}.{hint} Run `wideflat --help` for the list.", USAGE)
+    try:
+        import tyro
+    except ModuleNotFoundError:
+        return _complain("the command line needs more packages: pip install 'wideflat[experiments]'", FAILED)
+    try:
+        module = importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}")
+        command = tyro.cli(module.Command, prog=f"wideflat {name}", args=arguments[1:])
+        return int(command.run() or OK)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+        if os.environ.get("WIDEFLAT_DEBUG"):
+            traceback.print_exc()
+        return _complain(str(error) or type(error).__name__, FAILED)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    return "\n".join(
+        [
+            "usage: wideflat COMMAND [OPTIONS]",
+            "",
+            "Find wide flat minima of neural networks, and measure how wide and flat they are.",
+            "",
+            *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
+            "",
+            "wideflat COMMAND --help    options of one command, with examples",
+            "wideflat --version         the version",
+        ]
+    )
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"wideflat: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,112 @@
+"""Progress of long work, with an estimate of what is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """A progress line on standard error: what, how far, how long still, and a few figures.
+
+    On a terminal with ``rich`` installed it is a live bar. Elsewhere (a pipe, a log file, no ``rich``) it is a plain
+    line now and then. It writes nothing when ``enabled`` is false, and nothing for work shorter than a second.
+
+    Args:
+        description: What is being done.
+        total: How many units of work there are, or None if that is not known.
+        enabled: False for silence.
+
+    Example:
+        >>> with Progress("sweep", total=3, enabled=False) as progress:
+        ...     for _ in range(3):
+        ...         progress.advance(loss=0.5)
+        >>> progress.completed
+        3
+    """
+
+    #: Seconds between two plain lines.
+    plain_interval = 15.0
+
+    def __init__(self, description: str, total: float | None = None, enabled: bool = True) -> None:
+        self.description = description
+        self.total = total
+        self.completed: float = 0
+        self.enabled = enabled
+        self._figures: dict[str, object] = {}
+        self._start = self._last_line = time.monotonic()
+        self._bar = self._task = None
+
+    def __enter__(self) -> Progress:
+        self._start = self._last_line = time.monotonic()
+        if self.enabled and sys.stderr.isatty():
+            self._bar = _rich_bar()
+            if self._bar is not None:
+                self._bar.start()
+                self._task = self._bar.add_task(self.description, total=self.total, figures="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self.enabled and self._last_line > self._start:
+            self._plain_line()
+
+    def advance(self, amount: float = 1, **figures: object) -> None:
+        """Count ``amount`` units as done and show ``figures`` (name=value) beside the bar."""
+        self.update(self.completed + amount, **figures)
+
+    def update(self, completed: float, **figures: object) -> None:
+        """Set how many units are done and show ``figures`` (name=value) beside the bar."""
+        self.completed = completed
+        self._figures.update(figures)
+        if not self.enabled:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=completed, total=self.total, figures=self._text())
+        elif time.monotonic() - self._last_line > self.plain_interval:
+            self._plain_line()
+
+    def _text(self) -> str:
+        return "  ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in self._figures.items()
+        )
+
+    def _plain_line(self) -> None:
+        self._last_line = time.monotonic()
+        elapsed = self._last_line - self._start
+        far = f"{self.completed:g}"
+        if self.total:
+            far += f"/{self.total:g}"
+            if 0 < self.completed < self.total:
+                far += f", {_duration(elapsed * (self.total / self.completed - 1))} left"
+        print(f"{self.description}: {far}, {_duration(elapsed)} so far  {self._text()}".rstrip(), file=sys.stderr)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def _rich_bar():  # type: ignore[no-untyped-def] # rich is optional, and so are its types
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+    except ImportError:
+        return None
+    return RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=Console(stderr=True),
+    )
