@@ -7,9 +7,12 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import wideflat
+from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
 
@@ -25,6 +28,8 @@ COMMANDS: dict[str, str] = {
     "data": "what data is on disk, where it is looked for, its checksums",
 }
 
+NEEDS_MORE = "the command line needs more packages: pip install 'wideflat[experiments]'"
+
 #: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -33,15 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Errors that tell the user what to do (``ValueError``, ``OSError``, ``RuntimeError``) are printed without a
-    traceback; set ``WIDEFLAT_DEBUG=1`` to see it.
+    traceback; ``--verbose`` shows it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    quiet, verbose = _take(arguments, "-q", "--quiet"), _take(arguments, "-v", "--verbose")
+    Progress.silent = quiet
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return OK
     if arguments[0] in ("-V", "--version"):
         print(f"wideflat {wideflat.__version__}")
         return OK
+    if arguments[0] == "--completion":
+        return _completion(arguments[1:])
     name = arguments[0]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -50,18 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import tyro
     except ModuleNotFoundError:
-        return _complain("the command line needs more packages: pip install 'wideflat[experiments]'", FAILED)
+        return _complain(NEEDS_MORE, FAILED)
     try:
-        module = importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}")
-        command = tyro.cli(module.Command, prog=f"wideflat {name}", args=arguments[1:])
-        return int(command.run() or OK)
+        command = tyro.cli(_command(name), prog=f"wideflat {name}", args=arguments[1:])
+        with warnings.catch_warnings():
+            if not verbose:
+                warnings.showwarning = _show_warning
+            return int(command.run() or OK)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
-        if os.environ.get("WIDEFLAT_DEBUG"):
+        if verbose:
             traceback.print_exc()
         return _complain(str(error) or type(error).__name__, FAILED)
 
@@ -77,9 +88,44 @@ def _overview() -> str:
             *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
             "",
             "wideflat COMMAND --help    options of one command, with examples",
+            "wideflat --completion bash|zsh|tcsh    a completion script for your shell",
             "wideflat --version         the version",
+            "",
+            "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from).",
+            "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted.",
         ]
     )
+
+
+def _command(name: str) -> Callable[..., Any]:
+    return importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}").Command
+
+
+def _take(arguments: list[str], *flags: str) -> bool:
+    """Remove flags that every command shares, up to a ``--``; says whether one was there."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [argument for argument in arguments[:end] if argument not in flags]
+    arguments[:end] = kept
+    return len(kept) < end
+
+
+def _completion(arguments: list[str]) -> int:
+    """Print a completion script that covers all commands."""
+    shells = ("bash", "zsh", "tcsh")
+    if len(arguments) != 1 or arguments[0] not in shells:
+        return _complain(f"--completion takes one of {', '.join(shells)}", USAGE)
+    try:
+        from tyro.extras import subcommand_cli_from_dict
+
+        commands = {name: _command(name) for name in COMMANDS}
+    except ModuleNotFoundError:
+        return _complain(NEEDS_MORE, FAILED)
+    subcommand_cli_from_dict(commands, prog="wideflat", args=["--tyro-print-completion", arguments[0]])
+    return OK
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"wideflat: warning: {message}", file=sys.stderr)
 
 
 def _complain(message: str, code: int) -> int:

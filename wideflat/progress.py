@@ -30,12 +30,14 @@ class Progress:
 
     #: Seconds between two plain lines.
     plain_interval = 15.0
+    #: Silence for the whole process, as ``wideflat --quiet`` asks for.
+    silent = False
 
     def __init__(self, description: str, total: float | None = None, enabled: bool = True) -> None:
         self.description = description
         self.total = total
         self.completed: float = 0
-        self.enabled = enabled
+        self.enabled = enabled and not Progress.silent
         self._figures: dict[str, object] = {}
         self._start = self._last_line = time.monotonic()
         self._bar = self._task = None

@@ -1,0 +1,104 @@
+import dataclasses
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+
+import wideflat
+from wideflat import cli
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """A command ``wideflat probe`` whose behaviour the test sets."""
+
+    @dataclasses.dataclass
+    class Command:
+        """Probe."""
+
+        number: int = 0
+
+        def run(self):
+            return module.behaviour(self)
+
+    module = types.SimpleNamespace(Command=Command, behaviour=lambda self: 0)
+    monkeypatch.setitem(cli.COMMANDS, "probe", "a probe")
+    monkeypatch.setitem(sys.modules, "wideflat.commands.probe", module)
+    return module
+
+
+def raising(error):
+    def behaviour(self):
+        raise error
+
+    return behaviour
+
+
+def test_overview_lists_every_command(capsys):
+    assert cli.main([]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"wideflat {wideflat.__version__}\n"
+
+
+def test_unknown_command_suggests_the_nearest(capsys):
+    assert cli.main(["trian"]) == cli.USAGE
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_exit_code_of_the_command(command):
+    command.behaviour = lambda self: self.number
+    assert cli.main(["probe", "--number", "3"]) == 3
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("period must be >= 1, got 0"), OSError("no space"), RuntimeError("in use")]
+)
+def test_errors_are_messages_and_not_tracebacks(command, capsys, error):
+    command.behaviour = raising(error)
+    assert cli.main(["probe"]) == cli.FAILED
+    assert capsys.readouterr().err == f"wideflat: {error}\n"
+    assert cli.main(["probe", "--verbose"]) == cli.FAILED
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interruption(command, capsys):
+    command.behaviour = raising(KeyboardInterrupt())
+    assert cli.main(["probe"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_warnings_are_one_line(command, capsys):
+    def behaviour(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.warn("the last state is damaged")
+        return 0
+
+    command.behaviour = behaviour
+    cli.main(["probe"])
+    assert capsys.readouterr().err == "wideflat: warning: the last state is damaged\n"
+
+
+def test_quiet_silences_progress(command):
+    seen = []
+    command.behaviour = lambda self: seen.append(cli.Progress.silent)
+    cli.main(["probe", "-q"])
+    cli.main(["probe"])
+    assert seen == [True, False]
+
+
+def test_flags_after_two_dashes_are_left_alone():
+    arguments = ["probe", "-q", "--", "-q"]
+    assert cli._take(arguments, "-q") and arguments == ["probe", "--", "-q"]
+
+
+def test_python_m_wideflat_runs_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "wideflat", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"wideflat {wideflat.__version__}\n"
