@@ -156,6 +156,8 @@ def _digest(content: Any) -> str:
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON form of ``value``; its tensors go to ``tensors`` under names that tell where they were."""
     if isinstance(value, Tensor):
+        while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
+            name += "'"
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         channels_last = value.dim() == 4 and not value.is_contiguous() and _is_channels_last(value)
         return {"$tensor": name, **({"channels_last": True} if channels_last else {})}

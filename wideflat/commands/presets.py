@@ -1,0 +1,136 @@
+"""``wideflat presets``: every cell of Table 1 and every setting of Appendix B.1, with the paper's number."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+from typing import Annotated, Any
+
+import tyro
+
+from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, preset
+
+
+@dataclasses.dataclass
+class Command:
+    """Every cell of Table 1 and every setting of Appendix B.1, with the paper's number.
+
+    Examples:
+      wideflat presets                                    the table
+      wideflat presets cifar10-resnet18                   all settings of a row, its four columns
+      wideflat presets cifar10-resnet18 --algorithm esgd  one cell
+      wideflat presets committee-sgd-fast                 a setting of the committee machine
+      wideflat presets --json                             everything, for scripts
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """A row of Table 1, or a setting of the committee machine; all of them when left out."""
+    algorithm: str | None = None
+    """Only this algorithm: sgd, rsgd, esgd, rsgdxy, lookahead, easgd, parle or sam."""
+    json: bool = False
+    """As JSON."""
+
+    def run(self) -> int:
+        """Print the presets."""
+        committee = committee_settings()
+        if self.name is not None and self.name in committee:
+            chosen: dict[str, Any] = {self.name: committee[self.name]}
+            print(json_module.dumps(chosen, indent=1) if self.json else _committee_detail(self.name, chosen[self.name]))
+            return 0
+        if self.name is None and not self.json:
+            print(_overview(committee))
+            return 0
+        rows = list(PRESETS) if self.name is None else [self.name]
+        columns = COLUMNS if self.algorithm is None else (self.algorithm,)
+        cells = {row: {column: preset(row, column) for column in columns} for row in rows}
+        if self.json:
+            table = {
+                row: {column: cell.to_dict() for column, cell in cell_row.items()} for row, cell_row in cells.items()
+            }
+            print(json_module.dumps({"table1": table, "committee": committee if self.name is None else {}}, indent=1))
+            return 0
+        print("\n\n".join(_detail(cell) for cell_row in cells.values() for cell in cell_row.values()))
+        return 0
+
+
+def committee_settings() -> dict[str, dict[str, Any]]:
+    """The settings of Appendix B.1 by the name that ``wideflat train`` knows them by: ``committee-sgd-fast``, ..."""
+    from wideflat.committee import SETTINGS
+
+    return {f"committee-{name}": _plain(setting) for name, setting in SETTINGS.items()}
+
+
+def _plain(setting: Any) -> dict[str, Any]:
+    return dataclasses.asdict(setting) if dataclasses.is_dataclass(setting) else dict(setting)  # type: ignore[arg-type]
+
+
+def _overview(committee: dict[str, dict[str, Any]]) -> str:
+    header = ["preset", "data", "model", "epochs", "baseline", "rSGD", "eSGD", "rSGD x y"]
+    rows = [
+        [name, cells["sgd"].dataset, cells["sgd"].model, str(cells["sgd"].epochs), *(_error(cells[c]) for c in COLUMNS)]
+        for name, cells in PRESETS.items()
+    ]
+    algorithms = [[name, text] for name, text in ALGORITHMS.items()]
+    return "\n".join(
+        [
+            "Table 1: test error (%) in the paper, with its spread",
+            "",
+            *_aligned([header, *rows]),
+            "",
+            "Algorithms, for any row (wideflat train PRESET --algorithm ...)",
+            "",
+            *_aligned(algorithms),
+            "",
+            "Committee machine, Appendix B.1",
+            "",
+            *(f"  {name}" for name in committee),
+            "",
+            "wideflat presets PRESET [--algorithm ...]    every hyper-parameter, and which are not the paper's",
+        ]
+    )
+
+
+def _error(cell: Preset) -> str:
+    if cell.paper_error is None:
+        return "-"
+    return f"{cell.paper_error:.1f}" + ("" if cell.paper_spread is None else f" ± {cell.paper_spread:g}")
+
+
+def _detail(cell: Preset) -> str:
+    notes = dict(cell.notes)
+    lines = [f"{cell.name} --algorithm {cell.algorithm}", f"  {ALGORITHMS[cell.algorithm]}"]
+    if cell.paper_error is None:
+        lines.append("  not in the paper")
+    else:
+        lines.append(f"  paper: {_error(cell)} % test error")
+    lines.append("")
+    table = []
+    for field in dataclasses.fields(cell):
+        if field.name in ("name", "algorithm", "notes", "paper_error", "paper_spread"):
+            continue
+        value = getattr(cell, field.name)
+        used = field.default is dataclasses.MISSING or value != field.default or field.name in ("momentum", "nesterov")
+        if used:
+            table.append([f"  {field.name}", _value(value, field.name), "ours" if field.name in notes else ""])
+    table.append(["  passes over the data", str(cell.passes), ""])
+    lines += [line.rstrip() for line in _aligned(table)]
+    if notes:
+        lines += ["", "  ours, not the paper's:", *(f"    {name}: {reason}" for name, reason in notes.items())]
+    return "\n".join(lines)
+
+
+def _value(value: Any, field: str) -> str:
+    if value is None:
+        return "automatic" if field == "gamma0" else "-"
+    if field == "period_changes":
+        return ", ".join(f"{period} from epoch {epoch:g} on" for epoch, period in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _committee_detail(name: str, setting: dict[str, Any]) -> str:
+    return "\n".join([name, *_aligned([[f"  {key}", str(value)] for key, value in setting.items()])])
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
