@@ -1,0 +1,74 @@
+"""Makes the embedded file ``dress_coat.npy`` from the idx files of Fashion-MNIST. Same input, same bytes.
+
+Run it with the folder of the idx files (plain or .gz), as Debian's package ``dataset-fashion-mnist`` or the project's
+own page has them::
+
+    python -m wideflat.data.make_dress_coat FOLDER
+
+Rules (Appendix B.1): of the classes Dress (3) and Coat (4), keep the images whose median pixel lies in [0.25, 0.75] of
+the range 0..255, in the order of the original files, and write a bit 1 where a pixel is above the image's median.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from wideflat.data.dress_coat import FILE, SHA256
+from wideflat.files import atomic_write, sha256
+
+__all__ = ["main", "reduce"]
+
+DRESS, COAT = 3, 4
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array of unsigned bytes in an idx file, plain or gzipped."""
+    compressed = path.with_name(path.name + ".gz")
+    if not path.exists() and not compressed.exists():
+        raise FileNotFoundError(
+            f"neither {path} nor {compressed} is there; give the folder of Fashion-MNIST's idx files"
+        )
+    content = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an idx file of unsigned bytes")
+    dimensions = content[3]
+    shape = np.frombuffer(content, ">u4", dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def reduce(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The filtered and binarised images as bits (count, 784), and whether each is a Dress."""
+    pixels = images.reshape(len(images), -1)
+    median = np.median(pixels, axis=1)
+    keep = np.isin(labels, (DRESS, COAT)) & (median >= 0.25 * 255) & (median <= 0.75 * 255)
+    return pixels[keep] > median[keep, None], labels[keep] == DRESS
+
+
+def main(folder: str | os.PathLike[str], target: str | os.PathLike[str] = FILE) -> str:
+    """Write the embedded file and return its SHA-256.
+
+    A row is an image: a byte with bit 0 set for a Dress and bit 1 set for the test set, then 98 bytes of pixels.
+    """
+    rows = []
+    for split, name in enumerate(("train", "t10k")):
+        images = read_idx(Path(folder) / f"{name}-images-idx3-ubyte")
+        labels = read_idx(Path(folder) / f"{name}-labels-idx1-ubyte")
+        bits, dress = reduce(images, labels)
+        flags = (dress.astype(np.uint8) | np.uint8(split << 1))[:, None]
+        rows.append(np.concatenate([flags, np.packbits(bits, axis=1)], axis=1))
+    with atomic_write(target, "wb") as file:
+        np.lib.format.write_array(file, np.concatenate(rows), version=(1, 0), allow_pickle=False)
+    return sha256(target)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m wideflat.data.make_dress_coat FOLDER")
+    digest = main(sys.argv[1])
+    print(f"{FILE.name}: SHA-256 {digest}{'' if digest == SHA256 else f', but {SHA256} was expected'}")
+    sys.exit(digest != SHA256)
