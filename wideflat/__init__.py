@@ -1,3 +1,18 @@
 """wideflat: find wide flat minima of neural networks, and measure how wide and flat they are."""
 
+from wideflat.batch_norm import refresh_batch_norm
+from wideflat.entropy_sgd import EntropySGD
+from wideflat.focusing import Focusing, automatic_gamma0
+from wideflat.replicas import ReplicaCoupling, Replicas
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "EntropySGD",
+    "Replicas",
+    "ReplicaCoupling",
+    "Focusing",
+    "automatic_gamma0",
+    "refresh_batch_norm",
+    "__version__",
+]

@@ -1,0 +1,526 @@
+"""Entropy-SGD: gradient descent on the local entropy, as a torch optimizer (Algorithm 1, Eq. 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from wideflat.cache_blocks import cache_blocks
+from wideflat.langevin_noise import GaussianNoise
+
+__all__ = ["EntropySGD"]
+
+#: Entries of an inner optimizer's state that are a velocity of w', which stops when w' is put back on w.
+VELOCITIES = ("momentum_buffer", "exp_avg")
+
+
+class EntropySGD(Optimizer):
+    r"""Entropy-SGD (Algorithm 1): an explorer w' wanders around w for L mini-batches, then w moves after it.
+
+    .. code-block:: text
+
+        for t = 1, 2, ...
+            w', mu <- w
+            for l = 1, ..., L                                     each is one call of step(), on one mini-batch
+                dw' <- grad Loss(w') + gamma (w' - w)
+                w'  <- w' - eta' dw' + sqrt(eta') epsilon N(0, I)
+                mu  <- alpha mu + (1 - alpha) w'
+            w <- w - eta (w - mu)                                 within the L-th call
+
+    The model holds w', on which gradients are taken; the optimizer holds w. The gradient of the local entropy is
+    gamma (w - <w'>) (Eq. 5), with mu for the mean <w'> and gamma absorbed in eta, as in the paper.
+
+    ``lr`` is the outer rate eta, so every scheduler of torch drives the outer step. All arguments live in the param
+    groups and are read from there at every call: change ``group["gamma"]`` by hand or with `wideflat.Focusing`.
+
+    Notes on the paper:
+        - Weight decay and momentum are used in both loops (App. C). In the inner loop: gradient + gamma (w' - w) +
+          weight decay, then momentum, then the step, then the noise. Inner momentum is zero when a cycle starts; outer
+          momentum lives on. In the outer loop the same with (w - mu) as the gradient.
+        - The coupling pulls w' towards w, as Algorithm 1 prints it (the text of Sec. 4 has the opposite sign).
+        - mu keeps the weight ``alpha`` and the noise is sqrt(eta') epsilon, both as printed. Other implementations use
+          1 - alpha, and a factor sqrt(2) in the noise.
+        - w' is put back on w at the end of the L-th call, so at a multiple of L calls the model holds w.
+
+    Args:
+        params: Parameters, or groups of them, as for any torch optimizer.
+        lr: Outer learning rate eta.
+        inner_lr: Inner learning rate eta'. It is not driven by schedulers.
+        inner_steps: L, the mini-batches in a cycle; the same in all groups.
+        gamma: Strength of the pull towards w.
+        epsilon: Size of the Langevin noise.
+        alpha: Weight of the past in the running mean mu; 0 keeps the last w' alone.
+        momentum: Momentum of both loops.
+        nesterov: Nesterov momentum in both loops.
+        weight_decay: Weight decay of both loops.
+        outer_momentum: Momentum of the outer loop, where it is to differ; None means ``momentum``.
+        outer_nesterov: The same for ``nesterov``.
+        outer_weight_decay: The same for ``weight_decay``.
+        inner: Another optimizer for the inner step: anything that makes one out of params and ``lr``, for example
+            ``functools.partial(torch.optim.RMSprop, momentum=0.9)``. It gets the gradient + gamma (w' - w), its ``lr``
+            is set to ``inner_lr`` before each step, and its state is saved with this one's. ``momentum``, ``nesterov``
+            and ``weight_decay`` then concern the outer loop alone: give the inner ones to the factory. When a cycle
+            starts its velocity (``momentum_buffer``, ``exp_avg``) is zeroed, since w' was moved; what it learnt about
+            the scale of the gradients is kept, since that is a matter of the landscape around w and takes longer than
+            L steps to learn.
+        seed: Seed of the noise, which is a function of (seed, step, parameter): the same on every data-parallel rank
+            and after a resume.
+
+    Example:
+        On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
+        0.5 - 0.5 (0.5 - 0.5) = 0.5; mu is 0.75 and then 0.625; w ends at 1 - 0.8 (1 - 0.625) = 0.7:
+
+        >>> w = torch.nn.Parameter(torch.tensor(1.0))
+        >>> opt = EntropySGD([w], lr=0.8, inner_lr=0.5, inner_steps=2, gamma=1.0, epsilon=0.0, alpha=0.5)
+        >>> for _ in range(2):
+        ...     opt.zero_grad()
+        ...     (w**2 / 2).backward()
+        ...     _ = opt.step()
+        >>> round(w.item(), 6), opt.at_center
+        (0.7, True)
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.5,
+        inner_lr: float = 0.02,
+        inner_steps: int = 5,
+        gamma: float = 0.5,
+        epsilon: float = 1e-4,
+        alpha: float = 0.75,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        *,
+        outer_momentum: float | None = None,
+        outer_nesterov: bool | None = None,
+        outer_weight_decay: float | None = None,
+        inner: Callable[..., Optimizer] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._inner: Optimizer | None = None
+        self._swapped = False
+        self._noise: GaussianNoise | None = None
+        defaults = {
+            "lr": lr,
+            "inner_lr": inner_lr,
+            "inner_steps": inner_steps,
+            "gamma": gamma,
+            "epsilon": epsilon,
+            "alpha": alpha,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "outer_momentum": outer_momentum,
+            "outer_nesterov": outer_nesterov,
+            "outer_weight_decay": outer_weight_decay,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)
+        if inner is not None:
+            # Our groups carry names that another optimizer does not know; it is given the parameters alone.
+            groups = [{"params": group["params"], "lr": group["inner_lr"]} for group in self.param_groups]
+            self._inner = inner(groups, lr=inner_lr)
+
+    # ------------------------------------------------------------------------------------------------ groups and state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; in the middle of a cycle it joins in with w' = w."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check(group)
+            if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
+                raise ValueError(
+                    "inner_steps must be the same in all param groups, which go through the cycle together; "
+                    f"got {group['inner_steps']} beside {self.param_groups[0]['inner_steps']}"
+                )
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        # The counters are the same in every group; a group cannot bring its own.
+        group["step"] = self.param_groups[0].get("step", 0)
+        group["position"] = self.param_groups[0].get("position", 0)
+        for p in group["params"]:
+            if p.requires_grad:
+                self._allocate(p, group)
+        if self._inner is not None:
+            self._inner.add_param_group({"params": group["params"], "lr": group["inner_lr"]})
+
+    def _allocate(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """The state of one parameter: w, mu and the velocities of both loops, at w' = w and at rest."""
+        state: dict[str, Tensor] = self.state[p]
+        for name in ("center", "mean"):
+            state[name] = p.detach().clone(memory_format=torch.preserve_format)
+        if group["momentum"] and self._inner is None:
+            state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        if _outer(group, "momentum"):
+            state["outer_momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state
+
+    def _buffers(self, params: list[Tensor], name: str) -> list[Tensor]:
+        """The state ``name`` of each parameter, made of zeros where a momentum was switched on only now."""
+        for p in params:
+            if name not in self.state[p]:
+                self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return [self.state[p][name] for p in params]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_inner": self._inner, "_swapped": self._swapped, "_noise": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_inner", None)
+        self.__dict__.setdefault("_swapped", False)
+        self.__dict__.setdefault("_noise", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for any optimizer; also right in the middle of a cycle, but not within `center`."""
+        self._refuse_at_center("state_dict()")
+        self._publish_inner_state()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As for any optimizer. Load the model's own state too: the model holds w', the optimizer w."""
+        self._refuse_at_center("load_state_dict()")
+        super().load_state_dict(state_dict)
+        if self._inner is not None:
+            self._adopt_inner_state(state_dict)
+
+    def _publish_inner_state(self) -> None:
+        """Show the inner optimizer's state (the same tensors) among this one's, as ``inner_<name>``."""
+        if self._inner is not None:
+            for p, state in self._inner.state.items():
+                self.state[p].update({f"inner_{name}": value for name, value in state.items()})
+
+    def _adopt_inner_state(self, state_dict: dict[str, Any]) -> None:
+        """Hand ``inner_<name>`` to the inner optimizer's own loader, which knows what must keep its type."""
+        assert self._inner is not None
+        saved = {
+            key: {name[6:]: value for name, value in state.items() if name.startswith("inner_")}
+            for key, state in state_dict["state"].items()
+        }
+        own = self._inner.state_dict()
+        own["state"] = {key: state for key, state in saved.items() if state}
+        self._inner.load_state_dict(own)
+        self._publish_inner_state()
+
+    # ------------------------------------------------------------------------------------------------------- the steps
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One inner step on one mini-batch; the L-th call also moves w and puts w' back on it.
+
+        Parameters without a gradient stay where they are.
+
+        Args:
+            closure: Evaluates the model and returns the loss; called once, before the step.
+        """
+        self._refuse_at_center("step()")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        position, inner_steps = self._phase()
+        if self._only_allocates():
+            return loss
+
+        if self._inner is not None:
+            self._inner_optimizer_step(position)
+        offset = 0
+        for group in self.param_groups:
+            self._inner_step(group, position, offset)
+            offset += sum(_padded(p) for p in group["params"])
+            group["step"] += 1
+            group["position"] = position + 1
+        if position + 1 >= inner_steps:
+            self._outer_step()
+        return loss
+
+    def _phase(self) -> tuple[int, int]:
+        """The position in the cycle and its length, the same in all groups."""
+        positions = {group["position"] for group in self.param_groups}
+        lengths = {group["inner_steps"] for group in self.param_groups}
+        if len(positions) > 1 or len(lengths) > 1:
+            raise ValueError(
+                "all param groups go through the cycle together, but their positions are "
+                f"{sorted(positions)} and their inner_steps {sorted(lengths)}; make them equal"
+            )
+        return positions.pop(), lengths.pop()
+
+    def _only_allocates(self) -> bool:
+        """Make missing state. True if this call is for that alone: torch.distributed.checkpoint calls ``step()`` on an
+        optimizer without state, with zero gradients and zero ``lr``, and that must not move anything.
+        """
+        empty = not self.state
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse or p.is_complex():
+                    kind = "sparse gradients" if p.grad.is_sparse else "complex parameters"
+                    raise RuntimeError(
+                        f"EntropySGD does not support {kind} (parameter of shape {tuple(p.shape)}); use dense, real "
+                        "ones, for example Embedding(sparse=False) or view_as_real"
+                    )
+                if p not in self.state:
+                    self._allocate(p, group)
+        return (
+            empty
+            and all(float(group["lr"]) == 0 for group in self.param_groups)
+            and not any(p.grad.any() for group in self.param_groups for p in group["params"] if p.grad is not None)
+        )
+
+    def _inner_step(self, group: dict[str, Any], position: int, offset: int) -> None:
+        """Move w' and mu of one group; ``offset`` is the place of the group's first weight in the noise."""
+        eta, gamma, epsilon, alpha = (float(group[name]) for name in ("inner_lr", "gamma", "epsilon", "alpha"))
+        momentum, nesterov, weight_decay = float(group["momentum"]), group["nesterov"], float(group["weight_decay"])
+        starting, plain = position == 0, self._inner is None
+
+        params, offsets, skipped = [], [], []
+        for p in group["params"]:
+            if p.grad is not None:
+                params.append(p)
+                offsets.append(offset)
+            elif p in self.state:
+                skipped.append(p)
+            offset += _padded(p)
+        if starting:
+            for p in skipped:
+                self._restart(p)
+
+        states = [self.state[p] for p in params]
+        lists = [
+            [p.detach() for p in params],
+            [p.grad for p in params],
+            [state["center"] for state in states],
+            [state["mean"] for state in states],
+            self._buffers(params, "momentum_buffer") if momentum and plain else [],
+        ]
+        for (w_prime, grad, w, mu, *velocity), places in cache_blocks(*lists, offsets=offsets):
+            if plain:
+                if starting:
+                    torch._foreach_copy_(w, w_prime)
+                    d = grad
+                elif gamma:
+                    d = _coupled(grad, w_prime, w, gamma)
+                else:
+                    d = grad
+                v = velocity[0] if velocity else []
+                _sgd(w_prime, d, v, eta, momentum, nesterov, weight_decay, resting=starting)
+            if epsilon:
+                torch._foreach_add_(w_prime, self._noise_like(w_prime, places, group), alpha=math.sqrt(eta) * epsilon)
+            if starting:
+                torch._foreach_copy_(mu, w)
+            torch._foreach_lerp_(mu, w_prime, 1 - alpha)
+
+    def _restart(self, p: Tensor) -> None:
+        """Put w and mu on w', and no velocity: the start of a cycle, for a parameter that has no gradient then."""
+        state = self.state[p]
+        state["center"].copy_(p)
+        state["mean"].copy_(p)
+        if "momentum_buffer" in state:
+            state["momentum_buffer"].zero_()
+
+    def _inner_optimizer_step(self, position: int) -> None:
+        """The inner step by another optimizer, on gradients that have gamma (w' - w) added for the time of the step."""
+        assert self._inner is not None
+        originals: list[tuple[Tensor, Tensor]] = []
+        for group, inner_group in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner_group["lr"] = group["inner_lr"]
+            params = [p for p in group["params"] if p.grad is not None]
+            if position == 0:
+                for p in params:
+                    self.state[p]["center"].copy_(p)
+                    for name in VELOCITIES:
+                        value = self._inner.state[p].get(name) if p in self._inner.state else None
+                        if isinstance(value, Tensor):
+                            value.zero_()
+            elif group["gamma"] and params:
+                originals += [(p, p.grad) for p in params]
+                w = [self.state[p]["center"] for p in params]
+                d = _coupled([p.grad for p in params], [p.detach() for p in params], w, float(group["gamma"]))
+                for p, coupled in zip(params, d, strict=True):
+                    p.grad = coupled
+        try:
+            self._inner.step()
+        finally:
+            for p, grad in originals:
+                p.grad = grad
+        self._publish_inner_state()
+
+    def _outer_step(self) -> None:
+        """Move w towards mu, put w' back on w, and close the cycle."""
+        for group in self.param_groups:
+            eta = float(group["lr"])
+            momentum, nesterov = float(_outer(group, "momentum")), _outer(group, "nesterov")
+            weight_decay = float(_outer(group, "weight_decay"))
+            params = [p for p in group["params"] if self._moved(p)]
+            states = [self.state[p] for p in params]
+            lists = [
+                [p.detach() for p in params],
+                [state["center"] for state in states],
+                [state["mean"] for state in states],
+                self._buffers(params, "outer_momentum_buffer") if momentum else [],
+            ]
+            for (w_prime, w, mu, *velocity), _ in cache_blocks(*lists):
+                d = list(torch._foreach_sub(w, mu))
+                _sgd(w, d, velocity[0] if velocity else [], eta, momentum, nesterov, weight_decay, resting=False)
+                torch._foreach_copy_(w_prime, w)
+            group["position"] = 0
+
+    def _moved(self, p: Tensor) -> bool:
+        """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""
+        return p in self.state and (
+            p.grad is not None or not torch.equal(self.state[p]["mean"], self.state[p]["center"])
+        )
+
+    def _noise_like(self, pieces: list[Tensor], places: list[int], group: dict[str, Any]) -> list[Tensor]:
+        """N(0, I) for each piece. On the CPU a function of (seed, step, place); on an accelerator its own generator,
+        seeded by them, and so the same on every device of one kind.
+        """
+        if pieces[0].device.type != "cpu":
+            generator = torch.Generator(device=pieces[0].device)
+            drawn = []
+            for piece, place in zip(pieces, places, strict=True):
+                generator.manual_seed(hash((int(group["seed"]), int(group["step"]), place)) & 0x7FFFFFFFFFFFFFFF)
+                drawn.append(torch.empty_like(piece, memory_format=torch.preserve_format).normal_(generator=generator))
+            return drawn
+        if self._noise is None or self._noise.seed != group["seed"]:
+            self._noise = GaussianNoise(int(group["seed"]))
+        return self._noise.like(pieces, int(group["step"]), places)
+
+    # ----------------------------------------------------------------------------------------------------- the center
+
+    @property
+    def at_center(self) -> bool:
+        """Does the model hold w now? At the start of a cycle, and within `center`."""
+        return self._swapped or self._phase()[0] == 0
+
+    @contextmanager
+    def center(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Within ``with opt.center():`` the model holds w; afterwards w' again, whatever happened inside.
+
+        Args:
+            model: Restore the buffers of this model as well: for when its batch norm is refreshed within
+                (`wideflat.refresh_batch_norm`), whose statistics belong to w and not to w'.
+        """
+        if self._swapped:  # nested: already there
+            yield
+            return
+        swap = self._phase()[0] > 0
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
+        if swap:
+            self._swap()
+        self._swapped = True
+        try:
+            yield
+        finally:
+            self._swapped = False
+            if swap:
+                self._swap()
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        """Exchange w and w', in place: whoever shares the memory of the parameters sees it too."""
+        params = [p for group in self.param_groups for p in group["params"] if p in self.state]
+        lists = [[p.detach() for p in params], [self.state[p]["center"] for p in params]]
+        for (w_prime, w), _ in cache_blocks(*lists):
+            kept = [tensor.clone() for tensor in w_prime]
+            torch._foreach_copy_(w_prime, w)
+            torch._foreach_copy_(w, kept)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Close a partial cycle now: w moves by the outer step on what mu has gathered. Nothing at a cycle's start."""
+        self._refuse_at_center("flush()")
+        if self._phase()[0] > 0:
+            self._outer_step()
+
+    @torch.no_grad()
+    def distance(self) -> Tensor:
+        """d(w', w): half the squared distance between explorer and center, over all parameters."""
+        total = torch.zeros((), dtype=torch.float64)
+        if self._phase()[0] > 0:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p in self.state:
+                        total += (p.detach() - self.state[p]["center"]).double().square().sum().cpu() / 2
+        return total
+
+    def _refuse_at_center(self, what: str) -> None:
+        if self._swapped:
+            raise RuntimeError(
+                f"{what} was called within `with opt.center():`, where the model holds w and the optimizer w'; "
+                "call it after the block"
+            )
+
+
+def _outer(group: dict[str, Any], name: str) -> Any:
+    value = group[f"outer_{name}"]
+    return group[name] if value is None else value
+
+
+def _padded(p: Tensor) -> int:
+    """The places a parameter takes in the noise: a multiple of 4."""
+    return (p.numel() + 3) // 4 * 4
+
+
+def _coupled(grad: list[Tensor], w_prime: list[Tensor], w: list[Tensor], gamma: float) -> list[Tensor]:
+    """Gradient + gamma (w' - w). The difference first: gamma w' and gamma w cancel in all but their last digits."""
+    d = torch._foreach_sub(w_prime, w)
+    torch._foreach_mul_(d, gamma)
+    torch._foreach_add_(d, grad)
+    return list(d)
+
+
+def _sgd(
+    w: list[Tensor],
+    d: list[Tensor],
+    velocity: list[Tensor],
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    resting: bool,
+) -> None:
+    """One step of SGD in place; ``resting`` takes the velocity for zero without reading it. ``d`` is left alone."""
+    if weight_decay:
+        d = list(torch._foreach_add(d, w, alpha=weight_decay))
+    if momentum:
+        if resting:
+            torch._foreach_copy_(velocity, d)
+        else:
+            torch._foreach_mul_(velocity, momentum)
+            torch._foreach_add_(velocity, d)
+        d = list(torch._foreach_add(d, velocity, alpha=momentum)) if nesterov else velocity
+    torch._foreach_add_(w, d, alpha=-lr)
+
+
+def _check(group: dict[str, Any]) -> None:
+    """Refuse values that cannot be meant."""
+    for name in ("lr", "inner_lr", "gamma", "epsilon", "weight_decay", "momentum"):
+        if not float(group[name]) >= 0:
+            raise ValueError(f"{name} must be >= 0, got {group[name]}")
+    for name in ("outer_momentum", "outer_weight_decay"):
+        if group[name] is not None and not group[name] >= 0:
+            raise ValueError(f"{name} must be >= 0 or None, got {group[name]}")
+    if not 0 <= group["alpha"] <= 1:
+        raise ValueError(f"alpha must be between 0 and 1, got {group['alpha']}")
+    if not isinstance(group["inner_steps"], int) or group["inner_steps"] < 1:
+        raise ValueError(f"inner_steps must be a whole number >= 1, got {group['inner_steps']!r}")
+    if not isinstance(group["seed"], int):
+        raise ValueError(f"seed must be a whole number, got {group['seed']!r}")
+    for nesterov, momentum in (("nesterov", "momentum"), ("outer_nesterov", "outer_momentum")):
+        if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
+            raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")

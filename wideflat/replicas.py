@@ -1,0 +1,441 @@
+"""Replicated-SGD: several networks that train side by side and attract each other (Algorithm 2, Eq. 6)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+
+from wideflat.cache_blocks import cache_blocks
+
+__all__ = ["ReplicaCoupling", "ReplicaGroup", "Replicas"]
+
+
+class Replicas(nn.Module):
+    """The replicas w_1, ..., w_y of a network, as one module that any torch optimizer can train.
+
+    Train on the *sum* of the replicas' losses, each on its own mini-batch. With a mean over replicas every gradient is
+    y times smaller while weight decay is not, which silently multiplies weight decay by y.
+
+    Args:
+        make_model: Makes a network; called once a replica. The replicas start from independent initialisations,
+            provided that it does not seed the generator itself.
+        num_replicas: y.
+        independent: False starts all replicas from the first one's weights. `ReplicaCoupling.initial_gamma` does not
+            exist then, since the replicas coincide.
+        vectorize: Evaluate all replicas at once with `torch.func.vmap` (True), one after the other (False), or decide
+            (``"auto"``): at once on an accelerator, if the network allows it; one after the other on the CPU, where
+            the convolutions of vmap are slower. The results are the same, except that active dropout draws other
+            numbers, so ``"auto"`` does not vectorise that.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> replicas = Replicas(lambda: nn.Linear(2, 1), num_replicas=3)
+        >>> replicas(torch.ones(3, 8, 2)).shape  # three mini-batches of eight
+        torch.Size([3, 8, 1])
+        >>> w = torch.stack([model.weight for model in replicas])
+        >>> torch.allclose(replicas.barycenter().weight, w.mean(0))
+        True
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        num_replicas: int = 3,
+        *,
+        independent: bool = True,
+        vectorize: bool | str = "auto",
+    ) -> None:
+        super().__init__()
+        if isinstance(make_model, nn.Module) or not callable(make_model):
+            raise TypeError(
+                "make_model must be a function that makes a network, so that every replica gets an initialisation of "
+                f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
+            )
+        if num_replicas < 1:
+            raise ValueError(f"num_replicas must be >= 1, got {num_replicas}")
+        if vectorize not in (True, False, "auto"):
+            raise ValueError(f"vectorize must be True, False or 'auto', got {vectorize!r}")
+        first = make_model()
+        others = [make_model() if independent else copy.deepcopy(first) for _ in range(num_replicas - 1)]
+        shapes = [(name, p.shape) for name, p in first.named_parameters()]
+        for other in others:
+            if [(name, p.shape) for name, p in other.named_parameters()] != shapes:
+                raise ValueError("make_model must make networks of one architecture; their parameters differ")
+            if other is first:
+                raise ValueError("make_model must make a new network at every call; it returned the same one twice")
+        self.models = nn.ModuleList([first, *others])
+        self.vectorize = vectorize
+        self._fails_to_vectorize = False
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas, y."""
+        return len(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.models)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.models[index]
+
+    def forward(self, batches: Tensor | Sequence[Tensor]) -> Tensor:
+        """The outputs of each replica on its own mini-batch, stacked.
+
+        Args:
+            batches: A mini-batch for each replica: a sequence of y, or a tensor whose first dimension is y. For one
+                mini-batch x for all: ``x.expand(y, *x.shape)``.
+        """
+        if len(batches) != len(self.models):
+            raise ValueError(
+                f"expected a mini-batch for each of the {len(self.models)} replicas, got {len(batches)}; "
+                "for one mini-batch x for all of them pass x.expand(num_replicas, *x.shape)"
+            )
+        if self.vectorize is True:
+            return self._forward_at_once(batches)
+        if self.vectorize == "auto" and self._may_vectorize():
+            try:
+                return self._forward_at_once(batches)
+            except RuntimeError as error:
+                self._fails_to_vectorize = True
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"replicas run one after the other, vmap cannot run this network: {reason}", stacklevel=2)
+        return torch.stack([model(batch) for model, batch in zip(self.models, batches, strict=True)])
+
+    def _may_vectorize(self) -> bool:
+        if self._fails_to_vectorize or len(self.models) == 1 or next(self.parameters()).device.type == "cpu":
+            return False
+        return not any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in self.models[0].modules())
+
+    def _forward_at_once(self, batches: Tensor | Sequence[Tensor]) -> Tensor:
+        stacked = batches if isinstance(batches, Tensor) else torch.stack(list(batches))
+        parameters = _stack([dict(model.named_parameters()) for model in self.models])
+        buffers = _stack([dict(model.named_buffers()) for model in self.models])
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
+            return functional_call(self.models[0], (parameters, buffers), (batch,))
+
+        outputs = torch.func.vmap(one, randomness="different")(parameters, buffers, stacked)
+        with torch.no_grad():  # running statistics that the forward pass has moved
+            for name, values in buffers.items():
+                for model, value in zip(self.models, values.unbind(), strict=True):
+                    model.get_buffer(name).copy_(value)
+        return outputs
+
+    def ensemble(self, inputs: Tensor) -> Tensor:
+        """The class probabilities, averaged over the replicas.
+
+        >>> replicas = Replicas(lambda: nn.Linear(2, 4), num_replicas=2)
+        >>> replicas.ensemble(torch.ones(5, 2)).sum(1).allclose(torch.ones(5))
+        True
+        """
+        outputs = self(inputs.expand(len(self.models), *inputs.shape))
+        return outputs.softmax(-1).mean(0)
+
+    @torch.no_grad()
+    def barycenter(self, buffers: str = "average") -> nn.Module:
+        """A network with the mean w_bar of the replicas' parameters.
+
+        Its batch-norm statistics are not those of its weights: call `wideflat.refresh_batch_norm` on it.
+
+        Args:
+            buffers: ``"average"`` averages the buffers that are real numbers and keeps the first replica's others;
+                ``"first"`` keeps all of the first replica's.
+        """
+        if buffers not in ("average", "first"):
+            raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        center = copy.deepcopy(self.models[0])
+        center.zero_grad(set_to_none=True)
+        members = [list(model.parameters()) for model in self.models]
+        _set_to_mean([p.detach() for p in center.parameters()], [[p.detach() for p in w] for w in members])
+        if buffers == "average":
+            real = [[b for b in model.buffers() if b.is_floating_point()] for model in self.models]
+            _set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
+        return center
+
+    def distances(self) -> Tensor:
+        """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""
+        return _distances(_InProcess(self))
+
+
+class ReplicaGroup(Protocol):
+    """Who the replicas are and how their mean is found: all that `ReplicaCoupling` needs to know of them.
+
+    Here they live in one process. Replicas on other processes are another such group: its ``members`` are those of
+    this process, and its sums run over all of them.
+    """
+
+    num_replicas: int
+
+    @property
+    def members(self) -> list[list[Tensor]]:
+        """The parameters of each replica in this process."""
+
+    def mean(self, members: Sequence[list[Tensor]]) -> list[Tensor]:
+        """The mean over all replicas of lists of tensors, given those of this process; new tensors."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all replicas of one number for each replica in this process."""
+
+
+class _InProcess:
+    """The group of replicas in one process."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self.num_replicas = len(replicas)
+
+    @property
+    def members(self) -> list[list[Tensor]]:
+        return [list(model.parameters()) for model in self.replicas]
+
+    def mean(self, members: Sequence[list[Tensor]]) -> list[Tensor]:
+        return _mean(members)
+
+    def total(self, values: Tensor) -> Tensor:
+        return values.sum()
+
+
+class ReplicaCoupling:
+    r"""The attraction between replicas (Algorithm 2), between ``backward()`` and the step of any torch optimizer.
+
+    .. code-block:: text
+
+        for t = 1, 2, ...
+            w_bar <- mean of the replicas
+            for a = 1, ..., y
+                dw_a <- grad Loss(w_a)                              loss.backward()
+                if t mod K = 0:
+                    dw_a <- dw_a + K gamma (w_a - w_bar)            coupling.couple()
+                w_a <- w_a - eta dw_a                               opt.step()
+
+    With K = 1 this is the gradient of the replicated loss, sum_a Loss(w_a) + gamma sum_a d(w_a, w_bar), where d is half
+    the squared distance (Eq. 6).
+
+    Args:
+        replicas: The replicas.
+        period: K. The attraction acts at every K-th call of `couple`, with K times the strength.
+        gamma: The strength; see `initial_gamma` and `wideflat.Focusing`.
+        mode: ``"gradient"`` adds to the gradients, as above. ``"proximal"`` moves the weights themselves,
+            w_a <- w_a - s/(1+s) (w_a - w_bar) with s = lr K gamma: the exact solution of the same attraction, stable
+            for any s. It needs ``optimizer``.
+        optimizer: Where ``lr`` is read from. With it, the gradient mode warns once when lr K gamma is so large that
+            the replicas would be thrown apart.
+
+    With a `torch.amp.GradScaler` call ``scaler.unscale_(opt)`` before `couple`, as before clipping.
+
+    Example:
+        Two replicas at 0 and 2, gamma = 0.5, no loss: the pull on them is -0.5 and +0.5.
+
+        >>> replicas = Replicas(lambda: nn.Linear(1, 1, bias=False), num_replicas=2)
+        >>> for model, w in zip(replicas, (0.0, 2.0)):
+        ...     _ = nn.init.constant_(model.weight, w)
+        >>> coupling = ReplicaCoupling(replicas, period=1, gamma=0.5)
+        >>> coupling.couple()
+        True
+        >>> [model.weight.grad.item() for model in replicas], coupling.distances().tolist()
+        ([-0.5, 0.5], [0.5, 0.5])
+        >>> coupling.initial_gamma([3.0, 1.0])  # (3 + 1) / (0.5 + 0.5)
+        4.0
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        period: int = 10,
+        gamma: float = 0.0,
+        mode: str = "gradient",
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        if not isinstance(replicas, Replicas):
+            raise TypeError(f"expected wideflat.Replicas, got {type(replicas).__name__}")
+        if not isinstance(period, int) or period < 1:
+            raise ValueError(f"period must be a whole number >= 1, got {period!r}")
+        if mode not in ("gradient", "proximal"):
+            raise ValueError(f"mode must be 'gradient' or 'proximal', got {mode!r}")
+        if mode == "proximal" and optimizer is None:
+            raise ValueError("mode='proximal' needs the optimizer, whose lr it reads: pass optimizer=opt")
+        self.group: ReplicaGroup = _InProcess(replicas)
+        self.period = period
+        self.gamma = gamma
+        self.mode = mode
+        self.optimizer = optimizer
+        self.calls = 0
+        self._warned = False
+
+    @torch.no_grad()
+    def couple(self) -> bool:
+        """Count one iteration; at every K-th, let the replicas attract each other.
+
+        Call it at every iteration, after ``backward()`` and before the optimizer's step.
+
+        Returns:
+            Whether the attraction acted.
+        """
+        self.calls += 1
+        if self.calls % self.period:
+            return False
+        self._attract()
+        return True
+
+    def _attract(self) -> None:
+        """One interaction, of strength K gamma."""
+        strength = self.period * float(self.gamma)
+        if not strength or self.group.num_replicas == 1:
+            return
+        if self.mode == "proximal":
+            self._attract_weights(strength)
+        else:
+            self._warn_if_unstable(strength)
+            self._attract_gradients(strength)
+
+    def _attract_gradients(self, strength: float) -> None:
+        members = self._trainable()
+        gradients = [[_gradient(p) for p in w] for w in members]
+        y = len(members)
+        for pieces, _ in cache_blocks(*_detached(members), *gradients):
+            w_bar = self.group.mean(pieces[:y])
+            for w, dw in zip(pieces[:y], pieces[y:], strict=True):
+                torch._foreach_add_(dw, torch._foreach_sub(w, w_bar), alpha=strength)
+
+    def _attract_weights(self, strength: float) -> None:
+        members = self._trainable()
+        rates = self._rates()
+        by_rate: dict[tuple[float, ...], list[int]] = {}
+        for index, same in enumerate(zip(*members, strict=True)):
+            by_rate.setdefault(tuple(rates.get(p, 0.0) for p in same), []).append(index)
+        for lrs, chosen in by_rate.items():
+            for pieces, _ in cache_blocks(*_detached([[w[i] for i in chosen] for w in members])):
+                w_bar = self.group.mean(pieces)
+                for w, lr in zip(pieces, lrs, strict=True):
+                    s = lr * strength
+                    torch._foreach_lerp_(w, w_bar, s / (1 + s))
+
+    def _trainable(self) -> list[list[Tensor]]:
+        return [[p for p in w if p.requires_grad] for w in self.group.members]
+
+    def _rates(self) -> dict[Tensor, float]:
+        assert self.optimizer is not None
+        return {p: float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
+
+    def _warn_if_unstable(self, strength: float) -> None:
+        if self.optimizer is None or self._warned:
+            return
+        for group in self.optimizer.param_groups:
+            if "betas" in group or "alpha" in group:  # the rate of an adaptive optimizer says nothing about stability
+                continue
+            growth = _growth(
+                float(group["lr"]) * strength, self.period, float(group.get("momentum", 0)), bool(group.get("nesterov"))
+            )
+            if growth > 1 + 1e-9:
+                self._warned = True
+                warnings.warn(
+                    f"lr K gamma = {float(group['lr']) * strength:.3g} makes the attraction unstable: the distances "
+                    f"between replicas would grow {growth:.2f} times every {self.period} iterations; use "
+                    "mode='proximal', or a smaller gamma, lr or period",
+                    stacklevel=4,
+                )
+                return
+
+    def initial_gamma(self, losses: Sequence[float] | Tensor) -> float:
+        """gamma_0 = sum_a L(w_a) / sum_a d(w_a, w_bar): loss and attraction of equal size before training (Sec. 4).
+
+        Args:
+            losses: L(w_a) of each replica, over the training set or a part of it, in eval mode.
+
+        Raises:
+            ValueError: If the replicas coincide, so that there is no distance to divide by.
+        """
+        values = torch.tensor([torch.as_tensor(loss).detach().item() for loss in losses], dtype=torch.float64)
+        here = len(self.group.members)
+        if len(values) != here:
+            raise ValueError(f"expected the loss of each of the {here} replicas, got {len(values)}")
+        distance = self.group.total(self.distances()).item()
+        if not distance > 0:
+            raise ValueError(
+                "initial_gamma divides by the distance of the replicas to their barycenter, and they coincide; start "
+                "them from independent initialisations (more than one replica, independent=True, no fixed seed in "
+                "make_model), or set gamma by hand"
+            )
+        return self.group.total(values).item() / distance
+
+    def distances(self) -> Tensor:
+        """d(w_a, w_bar) of each replica in this process: half the squared distance to the barycenter."""
+        return _distances(self.group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs."""
+        return {"calls": self.calls, "gamma": float(self.gamma), "period": self.period}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave."""
+        self.calls, self.gamma, self.period = state_dict["calls"], state_dict["gamma"], state_dict["period"]
+
+
+def _growth(s: float, period: int, momentum: float, nesterov: bool) -> float:
+    """The factor by which SGD, feeling the attraction s = lr K gamma alone, multiplies w_a - w_bar in K iterations.
+
+    The spectral radius of K iterations as a linear map of (w_a - w_bar, lr times velocity), of which one has the pull.
+
+    >>> _growth(0.5, period=1, momentum=0.0, nesterov=False), _growth(3.0, period=1, momentum=0.0, nesterov=False)
+    (0.5, 2.0)
+    """
+    free = np.array([[1.0, -momentum * (momentum if nesterov else 1)], [0.0, momentum]])
+    pulled = free + s * np.array([[-(1 + momentum) if nesterov else -1.0, 0.0], [1.0, 0.0]])
+    whole = np.linalg.matrix_power(free, period - 1) @ pulled
+    return float(np.abs(np.linalg.eigvals(whole)).max())
+
+
+def _stack(members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
+
+
+def _detached(members: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[p.detach() for p in w] for w in members]
+
+
+def _gradient(p: Tensor) -> Tensor:
+    """The gradient, made of zeros where the loss does not depend on the parameter: the attraction still does."""
+    if p.grad is None:
+        p.grad = torch.zeros_like(p)
+    return p.grad
+
+
+def _mean(members: Sequence[list[Tensor]]) -> list[Tensor]:
+    """The mean of parallel lists of tensors."""
+    if len(members) == 1:
+        return [tensor.clone() for tensor in members[0]]
+    total = list(torch._foreach_add(members[0], members[1]))
+    for tensors in members[2:]:
+        torch._foreach_add_(total, tensors)
+    torch._foreach_div_(total, len(members))
+    return total
+
+
+def _set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) -> None:
+    for (out, *pieces), _ in cache_blocks(target, *members):
+        torch._foreach_copy_(out, _mean(pieces))
+
+
+@torch.no_grad()
+def _distances(group: ReplicaGroup) -> Tensor:
+    members = _detached(group.members)
+    squares = torch.zeros(len(members), dtype=torch.float64)
+    for pieces, _ in cache_blocks(*members):
+        w_bar = group.mean(pieces)
+        for index, w in enumerate(pieces):
+            norms = torch._foreach_norm(torch._foreach_sub(w, w_bar))
+            squares[index] += torch.stack(list(norms)).double().square().sum().cpu()
+    return squares / 2
