@@ -1,4 +1,4 @@
-"""What every table and figure of the paper has in common: compute into tables, draw from tables, compare with the paper.
+"""What every table and figure of the paper shares: compute into tables, draw from tables, compare with the paper.
 
 ::
 
@@ -90,7 +90,8 @@ class Experiment(abc.ABC):
 
     def provenance(self, **more: Any) -> dict[str, Any]:
         """What a table of this experiment says about its origin."""
-        return {"item": self.name, "label": self.label, "seed": self.seed, **environment(), **more}
+        where = {key: value for key, value in environment().items() if key not in ("host", "pid")}
+        return {"item": self.name, "label": self.label, "seed": self.seed, **where, **more}
 
     def table(self, name: str) -> Table | None:
         """A table of this experiment, or None where it has not been computed yet."""
