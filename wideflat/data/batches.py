@@ -1,0 +1,157 @@
+"""Batches of a data set, exactly reproducible from (seed, replica, epoch, batch)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wideflat.data.augmentation import Augmentation
+from wideflat.data.images import ImageData
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """An endless stream of batches that is read one epoch at a time.
+
+    ``for images, targets in batches`` gives the batches of one epoch and ends; the next loop gives the next epoch. A
+    loop that is left early goes on where it was left. Every random number is a function of (seed, replica, epoch,
+    batch), so the state is two counters, and a restored stream goes on bit for bit.
+
+    Images are float32, (n, C, H, W), channels last in memory, on ``device``. The last batch of an epoch is smaller
+    where the batch size does not divide the number of images, as with ``torch.utils.data.DataLoader``.
+
+    Args:
+        data: The data set.
+        batch_size: Images in a batch.
+        split: "train" or "test".
+        augment: What is done to the images; None for normalisation only.
+        seed: Of the run.
+        replica: Number of the replica: each has its own shuffles and its own augmentation.
+        shuffle: A new order in every epoch; False for the order of the data set. By default as ``split`` says.
+        drop_last: Leave out the smaller last batch.
+        device: Where the batches are made. The data set itself stays where it is.
+
+    Example:
+        >>> from wideflat.data import ImageData, ImageSplit
+        >>> pixels = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1)
+        >>> part = ImageSplit(pixels, torch.arange(10))
+        >>> data = ImageData.of("digits", tuple("0123456789"), part, part)
+        >>> stream = Batches(data, batch_size=4, seed=1)
+        >>> [len(targets) for images, targets in stream]
+        [4, 4, 2]
+        >>> stream.epoch, len(stream)
+        (1, 3)
+        >>> again = Batches(data, batch_size=4, seed=1)
+        >>> again.load_state_dict(stream.state_dict())
+        >>> all(torch.equal(a, b) for (_, a), (_, b) in zip(stream, again))
+        True
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        batch_size: int,
+        *,
+        split: str = "train",
+        augment: Augmentation | None = None,
+        seed: int = 0,
+        replica: int = 0,
+        shuffle: bool | None = None,
+        drop_last: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+        part = data.split(split)
+        self.data = data
+        self.batch_size = batch_size
+        self.augment = augment or Augmentation()
+        self.seed = seed
+        self.replica = replica
+        self.shuffle = split == "train" if shuffle is None else shuffle
+        self.drop_last = drop_last
+        self.device = torch.device(device)
+        #: Epochs finished, and batches given out of the present one.
+        self.epoch = 0
+        self.position = 0
+        self._pixels = part.images.permute(0, 2, 3, 1).contiguous()  # a view, not a copy, where loaded by wideflat
+        self._targets = part.targets
+        self._generator = torch.Generator()
+        self._order: tuple[int, Tensor] | None = None
+        if drop_last and len(part) < batch_size:
+            raise ValueError(f"drop_last leaves nothing: {len(part)} images, batch_size {batch_size}")
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        whole, rest = divmod(len(self._targets), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    @property
+    def num_images(self) -> int:
+        """Images in an epoch."""
+        return min(len(self) * self.batch_size, len(self._targets))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rest of the present epoch."""
+        epoch = self.epoch
+        while self.epoch == epoch:
+            batch = self.batch(self.epoch, self.position)
+            self.position += 1
+            if self.position == len(self):
+                self.epoch, self.position = self.epoch + 1, 0
+            yield batch
+
+    def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
+        """Images and targets of one batch, wherever the stream stands."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"batch must lie in 0 to {len(self) - 1}, got {position}")
+        start = position * self.batch_size
+        if self.shuffle:
+            index = self._shuffled(epoch)[start : start + self.batch_size]
+            n = len(self._pixels)
+            pixels = self._pixels.view(n, -1).index_select(0, index).view(len(index), *self._pixels.shape[1:])
+            targets = self._targets.index_select(0, index)
+        else:
+            pixels = self._pixels[start : start + self.batch_size]
+            targets = self._targets[start : start + self.batch_size]
+        self._generator.manual_seed(_mix(self.seed, self.replica, epoch, position + 1))
+        images = self.augment(pixels.to(self.device, non_blocking=True), self.data.mean, self.data.std, self._generator)
+        return images, targets.to(self.device, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, and what it would be wrong to change: numbers only."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "replica": self.replica,
+            "batch_size": self.batch_size,
+            "num_images": len(self._targets),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a stream with the same settings stood."""
+        mine = self.state_dict()
+        for key in ("seed", "replica", "batch_size", "num_images"):
+            if state[key] != mine[key]:
+                raise ValueError(
+                    f"the saved stream has {key} {state[key]}, this one {mine[key]}: it would not be the same stream"
+                )
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        if self._order is None or self._order[0] != epoch:
+            self._generator.manual_seed(_mix(self.seed, self.replica, epoch, 0))
+            self._order = (epoch, torch.randperm(len(self._targets), generator=self._generator))
+        return self._order[1]
+
+
+def _mix(*numbers: int) -> int:
+    """A seed from several counters, such that neighbouring counters give unrelated seeds."""
+    text = ",".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
