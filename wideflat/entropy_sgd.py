@@ -137,6 +137,12 @@ class EntropySGD(Optimizer):
         group = self.param_groups[-1]
         try:
             _check(group)
+            for p in group["params"]:
+                if p.is_complex():
+                    raise ValueError(
+                        f"EntropySGD does not support complex parameters (one of shape {tuple(p.shape)}); "
+                        "store the real and imaginary parts, see torch.view_as_real"
+                    )
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
@@ -264,11 +270,10 @@ class EntropySGD(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                if p.grad.is_sparse or p.is_complex():
-                    kind = "sparse gradients" if p.grad.is_sparse else "complex parameters"
+                if p.grad.is_sparse:
                     raise RuntimeError(
-                        f"EntropySGD does not support {kind} (parameter of shape {tuple(p.shape)}); use dense, real "
-                        "ones, for example Embedding(sparse=False) or view_as_real"
+                        f"EntropySGD does not support sparse gradients (parameter of shape {tuple(p.shape)}): the pull "
+                        "and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
                     )
                 if p not in self.state:
                     self._allocate(p, group)
