@@ -1,5 +1,6 @@
 """wideflat: find wide flat minima of neural networks, and measure how wide and flat they are."""
 
+from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
@@ -14,5 +15,9 @@ __all__ = [
     "Focusing",
     "automatic_gamma0",
     "refresh_batch_norm",
+    "Lookahead",
+    "EASGD",
+    "Parle",
+    "SAM",
     "__version__",
 ]

@@ -303,9 +303,8 @@ class ReplicaCoupling:
 
     def _attract_gradients(self, strength: float) -> None:
         members = self._trainable()
-        gradients = [[_gradient(p) for p in w] for w in members]
         y = len(members)
-        for pieces, _ in cache_blocks(*_detached(members), *gradients):
+        for pieces, _ in cache_blocks(*self._weights(members), *self._gradients(members)):
             w_bar = self.group.mean(pieces[:y])
             for w, dw in zip(pieces[:y], pieces[y:], strict=True):
                 torch._foreach_add_(dw, torch._foreach_sub(w, w_bar), alpha=strength)
@@ -317,7 +316,7 @@ class ReplicaCoupling:
         for index, same in enumerate(zip(*members, strict=True)):
             by_rate.setdefault(tuple(rates.get(p, 0.0) for p in same), []).append(index)
         for lrs, chosen in by_rate.items():
-            for pieces, _ in cache_blocks(*_detached([[w[i] for i in chosen] for w in members])):
+            for pieces, _ in cache_blocks(*self._weights([[w[i] for i in chosen] for w in members])):
                 w_bar = self.group.mean(pieces)
                 for w, lr in zip(pieces, lrs, strict=True):
                     s = lr * strength
@@ -325,6 +324,19 @@ class ReplicaCoupling:
 
     def _trainable(self) -> list[list[Tensor]]:
         return [[p for p in w if p.requires_grad] for w in self.group.members]
+
+    @staticmethod
+    def _weights(members: list[list[Tensor]]) -> list[list[Tensor]]:
+        return _detached(members)
+
+    @staticmethod
+    def _gradients(members: list[list[Tensor]]) -> list[list[Tensor]]:
+        """The gradients, made of zeros where the loss does not depend on a parameter: the attraction still does."""
+        for w in members:
+            for p in w:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+        return [[p.grad for p in w if p.grad is not None] for w in members]
 
     def _rates(self) -> dict[Tensor, float]:
         assert self.optimizer is not None
@@ -404,13 +416,6 @@ def _stack(members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def _detached(members: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     return [[p.detach() for p in w] for w in members]
-
-
-def _gradient(p: Tensor) -> Tensor:
-    """The gradient, made of zeros where the loss does not depend on the parameter: the attraction still does."""
-    if p.grad is None:
-        p.grad = torch.zeros_like(p)
-    return p.grad
 
 
 def _mean(members: Sequence[list[Tensor]]) -> list[Tensor]:
