@@ -16,7 +16,11 @@ def command(monkeypatch):
 
     @dataclasses.dataclass
     class Command:
-        """Probe."""
+        """Probe.
+
+        Examples:
+            wideflat probe --number 3
+        """
 
         number: int = 0
 
@@ -50,6 +54,13 @@ def test_version(capsys):
 def test_unknown_command_suggests_the_nearest(capsys):
     assert cli.main(["trian"]) == cli.USAGE
     assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_help_shows_the_examples(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["probe", "--help"])
+    assert end.value.code == 0
+    assert "wideflat probe --number 3" in capsys.readouterr().out
 
 
 def test_exit_code_of_the_command(command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -61,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError:
         return _complain(NEEDS_MORE, FAILED)
     try:
-        command = tyro.cli(_command(name), prog=f"wideflat {name}", args=arguments[1:])
+        kind = _command(name)
+        # The docstring is given as it stands: by itself tyro leaves its examples out.
+        command = tyro.cli(kind, prog=f"wideflat {name}", description=inspect.getdoc(kind), args=arguments[1:])
         with warnings.catch_warnings():
             if not verbose:
                 warnings.showwarning = _show_warning
