@@ -1,0 +1,190 @@
+"""Lookahead, EASGD, Parle and SAM against their definitions and their peers."""
+
+import copy
+import pickle
+
+import pytest
+import pytorch_optimizer
+import torch
+from torch import nn
+
+import wideflat
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def loss_of(model, t):
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(t))
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def step(opt, model, t):
+    def closure():
+        opt.zero_grad()
+        loss = loss_of(model, t)
+        loss.backward()
+        return loss
+
+    return opt.step(closure)
+
+
+def same(ours, theirs, **tolerance):
+    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), **tolerance)
+
+
+def test_lookahead_equals_its_peer():
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    fast = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+    opt = wideflat.Lookahead(ours.parameters(), lr=0.6, inner_lr=0.05, inner_steps=4, **fast)
+    peer = pytorch_optimizer.Lookahead(
+        torch.optim.SGD(theirs.parameters(), lr=0.05, **fast), k=4, alpha=0.6, pullback_momentum="reset"
+    )
+    for t in range(10):
+        step(opt, ours, t)
+        step(peer, theirs, t)
+        same(ours, theirs)
+
+
+def naive_easgd(w, gradients, center, lr, strength, rate):
+    y = len(w)
+    new = [a - lr * (g + strength * (a - center)) for a, g in zip(w, gradients, strict=True)]
+    return new, center + rate * (sum(w) / y - center)
+
+
+def test_easgd_equals_its_definition():
+    torch.manual_seed(0)
+    replicas = wideflat.Replicas(lambda: nn.Linear(3, 1, bias=False).double(), 3)
+    opt = torch.optim.SGD(replicas.parameters(), lr=0.1)
+    coupling = wideflat.EASGD(replicas, rate=0.7, period=2, gamma=0.4)
+    w = [model.weight.detach().clone() for model in replicas]
+    center = sum(w) / 3
+    for t in range(6):
+        opt.zero_grad()
+        sum(loss_of(model, t) for model in replicas).backward()
+        gradients = [model.weight.grad.clone() for model in replicas]
+        coupling.couple()
+        opt.step()
+        if (t + 1) % 2 == 0:
+            w, center = naive_easgd(w, gradients, center, 0.1, 0.8, 0.7)
+        else:
+            w = [a - 0.1 * g for a, g in zip(w, gradients, strict=True)]
+        torch.testing.assert_close([model.weight.detach() for model in replicas], w)
+        torch.testing.assert_close(coupling.center[0], center)
+    again = wideflat.EASGD(replicas, rate=0.1, period=5)
+    again.load_state_dict(copy.deepcopy(coupling.state_dict()))
+    assert torch.equal(again.center[0], coupling.center[0])
+    assert (again.rate, again.period, again.calls, again.gamma) == (0.7, 2, 6, 0.4)
+    with pytest.raises(ValueError, match="rate must be above 0"):
+        wideflat.EASGD(replicas, rate=0.0)
+
+
+def test_easgd_with_a_center_without_inertia_is_replicated_sgd_with_one_step_delay():
+    torch.manual_seed(0)
+    replicas = wideflat.Replicas(make_model, 2)
+    other = copy.deepcopy(replicas)
+    wideflat.EASGD(replicas, rate=1.0, period=1, gamma=0.5).couple()  # the center starts at the barycenter
+    wideflat.ReplicaCoupling(other, period=1, gamma=0.5).couple()
+    torch.testing.assert_close([p.grad for p in replicas.parameters()], [p.grad for p in other.parameters()])
+
+
+def test_parle_is_entropy_sgd_with_a_pull_at_the_outer_steps():
+    torch.manual_seed(0)
+    replicas = wideflat.Replicas(make_model, 2)
+    naive = copy.deepcopy(replicas)
+    settings = {"lr": 0.8, "inner_lr": 0.05, "inner_steps": 3, "gamma": 0.2, "epsilon": 0.0, "momentum": 0.9}
+    opt = wideflat.EntropySGD(replicas.parameters(), **settings)
+    coupling = wideflat.Parle(replicas, opt, gamma=0.5)
+    separate = [wideflat.EntropySGD(model.parameters(), **settings) for model in naive]
+    for t in range(7):
+        opt.zero_grad()
+        sum(loss_of(model, t) for model in replicas).backward()
+        opt.step()
+        coupling.couple()
+        for model, alone in zip(naive, separate, strict=True):
+            step(alone, model, t)
+        if (t + 1) % 3 == 0:
+            s = 0.8 * 0.5
+            for p, q in zip(*(list(model.parameters()) for model in naive), strict=True):
+                center = (p + q).detach() / 2
+                p.data = (p.data + s * center) / (1 + s)
+                q.data = (q.data + s * center) / (1 + s)
+        same(replicas, naive)
+    with pytest.raises(TypeError, match="that EntropySGD trains, got SGD"):
+        wideflat.Parle(replicas, torch.optim.SGD(replicas.parameters()))
+
+
+def test_sam_equals_its_peer():
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    opt = wideflat.SAM(ours.parameters(), rho=0.1, **settings)
+    peer = pytorch_optimizer.SAM(theirs.parameters(), torch.optim.SGD, rho=0.1, **settings)
+    for t in range(6):
+        step(opt, ours, t)
+        peer.zero_grad()
+        loss_of(theirs, t).backward()
+        peer.first_step(zero_grad=True)
+        loss_of(theirs, t).backward()
+        peer.second_step(zero_grad=True)
+        same(ours, theirs, rtol=1e-6, atol=1e-7)  # the peer takes the norm in single precision
+
+
+def test_sam_without_a_radius_is_its_base_and_schedulers_reach_it():
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    opt = wideflat.SAM(ours.parameters(), torch.optim.Adam, rho=0.0, lr=0.01)
+    base = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2) for o in (opt, base)]
+    for t in range(5):
+        step(opt, ours, t)
+        step(base, theirs, t)
+        for scheduler in schedulers:
+            scheduler.step()
+        same(ours, theirs, rtol=0, atol=0)
+    assert opt.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def test_sam_is_saved_copied_and_refuses_to_step_blindly():
+    torch.manual_seed(0)
+    model = make_model()
+    opt = wideflat.SAM(model.parameters(), lr=0.1, momentum=0.9)
+    opt.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))]})
+    assert opt.base.param_groups is opt.param_groups
+    step(opt, model, 0)
+    again, other = pickle.loads(pickle.dumps((model, opt)))
+    third = copy.deepcopy(model)
+    loaded = wideflat.SAM(third.parameters(), lr=9.0, momentum=0.9)
+    loaded.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))]})
+    loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for m, o in ((model, opt), (again, other), (third, loaded)):
+        for t in range(1, 4):
+            step(o, m, t)
+    same(model, again, rtol=0, atol=0)
+    same(model, third, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="two gradients a step"):
+        opt.step()
+    with pytest.raises(ValueError, match="rho must be >= 0"):
+        wideflat.SAM(model.parameters(), rho=-1.0)
+
+
+def test_sam_restores_the_weights_when_the_second_gradient_fails():
+    w = nn.Parameter(torch.tensor(1.0))
+    opt = wideflat.SAM([w], rho=0.5, lr=0.1)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        opt.zero_grad()
+        (w**2).backward()
+
+    with pytest.raises(ZeroDivisionError):
+        opt.step(closure)
+    assert w.item() == 1.0

@@ -1,0 +1,131 @@
+"""Schedules of gamma, and the automatic gamma_0 of Entropy-SGD."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import wideflat
+
+
+def optimizer(**settings):
+    params = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    groups = [{"params": params[:1], "gamma": 0.1}, {"params": params[1:], "gamma": 0.2}]
+    return wideflat.EntropySGD(groups, **settings)
+
+
+@given(gamma0=st.floats(1e-6, 10), factor=st.floats(1e-3, 1e5), total=st.integers(1, 1000), tau=st.integers(0, 1500))
+def test_closed_forms(gamma0, factor, total, tau):
+    part = min(tau / total, 1)
+    expected = {
+        "exponential": gamma0 * factor**part,
+        "cosine": 0.5 * 3.0 * (1 - math.cos(math.pi * part)),
+        "constant": gamma0,
+    }
+    for kind, value in expected.items():
+        target = SimpleNamespace(gamma=gamma0)
+        focusing = wideflat.Focusing(target, factor, total, kind=kind, gamma_max=3.0)
+        focusing.load_state_dict({**focusing.state_dict(), "tau": tau})
+        assert target.gamma == pytest.approx(value, rel=1e-12)
+        assert focusing.gamma == target.gamma
+
+
+def test_every_group_of_an_optimizer_is_focused_from_its_own_gamma():
+    opt = optimizer()
+    focusing = wideflat.Focusing(opt, factor=100.0, total=4)
+    for _ in range(2):
+        focusing.step()
+    assert [group["gamma"] for group in opt.param_groups] == pytest.approx([1.0, 2.0])
+    for _ in range(5):
+        focusing.step()
+    assert [group["gamma"] for group in opt.param_groups] == pytest.approx([10.0, 20.0])  # stays at the end
+    again = optimizer()
+    wideflat.Focusing(again, factor=2.0, total=9, gamma0=7.0).load_state_dict(focusing.state_dict())
+    assert [group["gamma"] for group in again.param_groups] == [group["gamma"] for group in opt.param_groups]
+
+
+def test_a_function_and_a_cosine_up_to_factor_times_gamma0():
+    target = SimpleNamespace(gamma=0.5)
+    focusing = wideflat.Focusing(target, kind=lambda tau: 3.0 * tau)
+    focusing.step()
+    assert target.gamma == 3.0
+    target.gamma = 0.5
+    focusing = wideflat.Focusing(target, factor=4.0, total=1, kind="cosine")
+    assert target.gamma == 0.0
+    focusing.step()
+    assert target.gamma == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "message"),
+    [
+        (SimpleNamespace(gamma=0.0), {}, "starts from a gamma0 > 0"),
+        (SimpleNamespace(gamma=1.0), {"total": 0}, "total must be > 0"),
+        (SimpleNamespace(gamma=1.0), {"factor": 0}, "factor must be > 0"),
+        (SimpleNamespace(gamma=1.0), {"kind": "linear"}, "kind must be"),
+        (SimpleNamespace(), {}, "a SimpleNamespace has no gamma to focus"),
+        (torch.optim.SGD([nn.Parameter(torch.ones(1))]), {}, "param groups of SGD have no gamma"),
+    ],
+)
+def test_refuses_bad_input(target, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        wideflat.Focusing(target, **arguments)
+
+
+def test_refuses_the_state_of_another_schedule():
+    focusing = wideflat.Focusing(SimpleNamespace(gamma=1.0), total=2)
+    with pytest.raises(ValueError, match="saved focusing is of kind 'constant'"):
+        focusing.load_state_dict({**focusing.state_dict(), "kind": "constant"})
+    with pytest.raises(ValueError, match="for 2 param groups, the target has 1"):
+        focusing.load_state_dict({**focusing.state_dict(), "gamma0": [1.0, 2.0]})
+
+
+def test_automatic_gamma0_is_loss_over_distance_and_leaves_no_trace():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    settings = {"inner_lr": 0.1, "inner_steps": 3, "epsilon": 0.01, "momentum": 0.9, "seed": 2}
+    opt = wideflat.EntropySGD(net.parameters(), gamma=0.3, **settings)
+    x = torch.randn(3, 8, 4)
+    batches = iter([*x, *x])
+
+    def closure():
+        opt.zero_grad()
+        loss = net(next(batches)).square().mean()
+        loss.backward()
+        return loss
+
+    start = [p.detach().clone() for p in net.parameters()]
+    loss = net(x[0]).square().mean().item()
+    gamma0 = wideflat.automatic_gamma0(opt, closure)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), start, strict=True))
+    group = opt.param_groups[0]
+    assert (group["gamma"], group["inner_steps"], group["step"], group["position"]) == (0.3, 3, 0, 0)
+    assert all(p.grad is None for p in net.parameters())
+    # The same by hand, with a cycle too long to close.
+    by_hand = wideflat.EntropySGD(net.parameters(), gamma=0.0, **{**settings, "inner_steps": 9})
+    for _ in range(3):
+        by_hand.step(closure)
+    assert gamma0 == pytest.approx(loss / by_hand.distance().item())
+    with pytest.raises(ValueError, match="at the start of a cycle"):
+        wideflat.automatic_gamma0(by_hand, closure)
+
+
+def test_automatic_gamma0_needs_movement_and_survives_errors():
+    w = nn.Parameter(torch.ones(1))
+    opt = wideflat.EntropySGD([w], inner_lr=0.0, gamma=0.3)
+
+    def closure():
+        w.grad = torch.ones(1)
+        return 1.0
+
+    with pytest.raises(ValueError, match="did not move in 5 steps"):
+        wideflat.automatic_gamma0(opt, closure)
+    assert opt.param_groups[0]["gamma"] == 0.3
+    opt.param_groups[0]["inner_lr"] = 0.1
+    assert wideflat.automatic_gamma0(opt, closure, loss=10.0) == pytest.approx(
+        10 * wideflat.automatic_gamma0(opt, closure)
+    )
