@@ -2,6 +2,23 @@
 
 from wideflat.data.augmentation import Augmentation
 from wideflat.data.batches import Batches
+from wideflat.data.catalogue import CATALOGUE, check, fetch, find, load
+from wideflat.data.folders import cache_folder, search_folders
 from wideflat.data.images import ImageData, ImageSplit
+from wideflat.data.published import DataError, FileReport
 
-__all__ = ["Augmentation", "Batches", "ImageData", "ImageSplit"]
+__all__ = [
+    "CATALOGUE",
+    "Augmentation",
+    "Batches",
+    "DataError",
+    "FileReport",
+    "ImageData",
+    "ImageSplit",
+    "cache_folder",
+    "check",
+    "fetch",
+    "find",
+    "load",
+    "search_folders",
+]
