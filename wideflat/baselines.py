@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.cache_blocks import cache_blocks
 from wideflat.entropy_sgd import EntropySGD
-from wideflat.replicas import ReplicaCoupling, Replicas
+from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["EASGD", "SAM", "Lookahead", "Parle"]
 
@@ -86,7 +88,8 @@ class EASGD(ReplicaCoupling):
     last interaction, so that Replicated-SGD is EASGD without delay.
 
     Args:
-        replicas: The replicas.
+        replicas: The replicas, or this rank's network.
+        mesh: Where the other replicas are, as for `wideflat.ReplicaCoupling`.
         rate: How far the center follows the barycenter at an interaction; the authors' default is 0.9.
         period: K.
         gamma: The strength of the tie.
@@ -106,20 +109,30 @@ class EASGD(ReplicaCoupling):
         1.5
     """
 
-    def __init__(self, replicas: Replicas, *, rate: float = 0.9, period: int = 10, gamma: float = 0.0) -> None:
-        super().__init__(replicas, period=period, gamma=gamma)
+    def __init__(
+        self,
+        replicas: Replicas | nn.Module | ReplicaGroup,
+        *,
+        mesh: DeviceMesh | None = None,
+        rate: float = 0.9,
+        period: int = 10,
+        gamma: float = 0.0,
+    ) -> None:
+        super().__init__(replicas, mesh=mesh, period=period, gamma=gamma)
         if not 0 < rate <= 1:
             raise ValueError(f"rate must be above 0 and at most 1, got {rate}")
         self.rate = rate
         #: The center, parameter by parameter; at the barycenter to begin with.
-        self.center: list[Tensor] = [p.detach() for p in replicas.barycenter().parameters() if p.requires_grad]
+        self.center: list[Tensor] = [p.detach().clone() for p in self._trainable()[0]]
+        with torch.no_grad():
+            for _, (center,), w_bar in self.group.blocks(self._weights(self._trainable()), self.center):
+                torch._foreach_copy_(center, w_bar)
 
     def _attract(self) -> None:
         members = self._trainable()
         strength = self.period * float(self.gamma)
-        for pieces, _ in cache_blocks(self.center, *self._weights(members), *self._gradients(members)):
-            center, w, dw = pieces[0], pieces[1 : len(members) + 1], pieces[len(members) + 1 :]
-            w_bar = self.group.mean(w)
+        gradients = self._gradients(members)
+        for w, (center, *dw), w_bar in self.group.blocks(self._weights(members), self.center, *gradients):
             for w_a, dw_a in zip(w, dw, strict=True):
                 torch._foreach_add_(dw_a, torch._foreach_sub(w_a, center), alpha=strength)
             torch._foreach_lerp_(center, w_bar, self.rate)
@@ -146,8 +159,9 @@ class Parle(ReplicaCoupling):
     the outer ``lr``. Both strengths are focused by a `wideflat.Focusing` each: of the optimizer, and of this.
 
     Args:
-        replicas: The replicas.
-        optimizer: An `wideflat.EntropySGD` over the parameters of all replicas.
+        replicas: The replicas, or this rank's network.
+        optimizer: An `wideflat.EntropySGD` over the parameters of all replicas in this process.
+        mesh: Where the other replicas are, as for `wideflat.ReplicaCoupling`.
         gamma: The strength of the attraction between replicas; that within each is the optimizer's.
 
     Example:
@@ -167,10 +181,17 @@ class Parle(ReplicaCoupling):
 
     optimizer: EntropySGD
 
-    def __init__(self, replicas: Replicas, optimizer: EntropySGD, *, gamma: float = 0.0) -> None:
+    def __init__(
+        self,
+        replicas: Replicas | nn.Module | ReplicaGroup,
+        optimizer: EntropySGD,
+        *,
+        mesh: DeviceMesh | None = None,
+        gamma: float = 0.0,
+    ) -> None:
         if not isinstance(optimizer, EntropySGD):
             raise TypeError(f"Parle couples replicas that EntropySGD trains, got {type(optimizer).__name__}")
-        super().__init__(replicas, period=1, gamma=gamma, mode="proximal", optimizer=optimizer)
+        super().__init__(replicas, mesh=mesh, period=1, gamma=gamma, mode="proximal", optimizer=optimizer)
 
     @torch.no_grad()
     def couple(self) -> bool:

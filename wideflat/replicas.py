@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
 from wideflat.cache_blocks import cache_blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ReplicaCoupling", "ReplicaGroup", "Replicas"]
 
@@ -166,14 +170,18 @@ class Replicas(nn.Module):
 
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""
-        return _distances(_InProcess(self))
+        return _InProcess(self).distances()
+
+
+#: Of one block: the pieces of each replica in this process, those of the other lists, and those of the barycenter.
+Block: TypeAlias = tuple[list[list[Tensor]], list[list[Tensor]], list[Tensor]]
 
 
 class ReplicaGroup(Protocol):
     """Who the replicas are and how their mean is found: all that `ReplicaCoupling` needs to know of them.
 
-    Here they live in one process. Replicas on other processes are another such group: its ``members`` are those of
-    this process, and its sums run over all of them.
+    Here they live in one process. Replicas on other processes are other such groups (`wideflat.replica_mesh`,
+    `wideflat.fault_tolerance`): their ``members`` are those of this process, and their sums run over all replicas.
     """
 
     num_replicas: int
@@ -182,11 +190,34 @@ class ReplicaGroup(Protocol):
     def members(self) -> list[list[Tensor]]:
         """The parameters of each replica in this process."""
 
-    def mean(self, members: Sequence[list[Tensor]]) -> list[Tensor]:
-        """The mean over all replicas of lists of tensors, given those of this process; new tensors."""
+    def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
+        """Walk through the weights and their barycenter, block by block.
+
+        Args:
+            members: Tensors of each replica in this process, detached.
+            *others: Further lists to be cut in the same way: gradients, a center.
+        """
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all replicas of one number for each replica in this process."""
+
+    def distances(self) -> Tensor:
+        """d(w_a, w_bar) of each replica in this process."""
+
+    def gather(self, values: Tensor) -> Tensor:
+        """One number for each replica, given those of this process."""
+
+    def buffers(self) -> Iterator[Tensor]:
+        """The buffers of the networks in this process."""
+
+    def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
+        """A copy of the network, taken within ``at_barycenter()``."""
+
+    def prefetch(self, *members: list[Tensor]) -> bool:
+        """Start on the means of these tensors, if that takes long; says whether it did."""
+
+    def check(self) -> None:
+        """Called before each attraction: refuse to go on where the replicas are not what they should be."""
 
 
 class _InProcess:
@@ -200,11 +231,37 @@ class _InProcess:
     def members(self) -> list[list[Tensor]]:
         return [list(model.parameters()) for model in self.replicas]
 
-    def mean(self, members: Sequence[list[Tensor]]) -> list[Tensor]:
-        return _mean(members)
+    def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
+        y = len(members)
+        for pieces, _ in cache_blocks(*members, *others):
+            yield pieces[:y], pieces[y:], _mean(pieces[:y])
 
     def total(self, values: Tensor) -> Tensor:
         return values.sum()
+
+    @torch.no_grad()
+    def distances(self) -> Tensor:
+        members = _detached(self.members)
+        squares = torch.zeros(len(members), dtype=torch.float64)
+        for pieces, _, w_bar in self.blocks(members):
+            for index, w in enumerate(pieces):
+                squares[index] += square_distance(w, w_bar)
+        return squares / 2
+
+    def gather(self, values: Tensor) -> Tensor:
+        return values
+
+    def buffers(self) -> Iterator[Tensor]:
+        return self.replicas.buffers()
+
+    def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
+        return self.replicas.barycenter(buffers)
+
+    def prefetch(self, *members: list[Tensor]) -> bool:
+        return False
+
+    def check(self) -> None:
+        pass
 
 
 class ReplicaCoupling:
@@ -224,7 +281,11 @@ class ReplicaCoupling:
     the squared distance (Eq. 6).
 
     Args:
-        replicas: The replicas.
+        replicas: The replicas; or, with ``mesh``, the one network of this rank (also one wrapped in
+            ``DistributedDataParallel(model, device_mesh=mesh["dp"])`` or sharded by ``fully_shard(model,
+            mesh=mesh["dp"])``).
+        mesh: A one-dimensional device mesh whose ranks hold one replica each: ``mesh["replica"]`` of a mesh with the
+            dimensions ``("replica",)`` or ``("replica", "dp")``. See `wideflat.replica_mesh`.
         period: K. The attraction acts at every K-th call of `couple`, with K times the strength.
         gamma: The strength; see `initial_gamma` and `wideflat.Focusing`.
         mode: ``"gradient"`` adds to the gradients, as above. ``"proximal"`` moves the weights themselves,
@@ -252,22 +313,21 @@ class ReplicaCoupling:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: Replicas | nn.Module | ReplicaGroup,
         *,
+        mesh: DeviceMesh | None = None,
         period: int = 10,
         gamma: float = 0.0,
         mode: str = "gradient",
         optimizer: Optimizer | None = None,
     ) -> None:
-        if not isinstance(replicas, Replicas):
-            raise TypeError(f"expected wideflat.Replicas, got {type(replicas).__name__}")
         if not isinstance(period, int) or period < 1:
             raise ValueError(f"period must be a whole number >= 1, got {period!r}")
         if mode not in ("gradient", "proximal"):
             raise ValueError(f"mode must be 'gradient' or 'proximal', got {mode!r}")
         if mode == "proximal" and optimizer is None:
             raise ValueError("mode='proximal' needs the optimizer, whose lr it reads: pass optimizer=opt")
-        self.group: ReplicaGroup = _InProcess(replicas)
+        self.group: ReplicaGroup = replica_group(replicas, mesh)
         self.period = period
         self.gamma = gamma
         self.mode = mode
@@ -295,6 +355,7 @@ class ReplicaCoupling:
         strength = self.period * float(self.gamma)
         if not strength or self.group.num_replicas == 1:
             return
+        self.group.check()
         if self.mode == "proximal":
             self._attract_weights(strength)
         else:
@@ -303,10 +364,8 @@ class ReplicaCoupling:
 
     def _attract_gradients(self, strength: float) -> None:
         members = self._trainable()
-        y = len(members)
-        for pieces, _ in cache_blocks(*self._weights(members), *self._gradients(members)):
-            w_bar = self.group.mean(pieces[:y])
-            for w, dw in zip(pieces[:y], pieces[y:], strict=True):
+        for weights, gradients, w_bar in self.group.blocks(self._weights(members), *self._gradients(members)):
+            for w, dw in zip(weights, gradients, strict=True):
                 torch._foreach_add_(dw, torch._foreach_sub(w, w_bar), alpha=strength)
 
     def _attract_weights(self, strength: float) -> None:
@@ -316,9 +375,8 @@ class ReplicaCoupling:
         for index, same in enumerate(zip(*members, strict=True)):
             by_rate.setdefault(tuple(rates.get(p, 0.0) for p in same), []).append(index)
         for lrs, chosen in by_rate.items():
-            for pieces, _ in cache_blocks(*self._weights([[w[i] for i in chosen] for w in members])):
-                w_bar = self.group.mean(pieces)
-                for w, lr in zip(pieces, lrs, strict=True):
+            for weights, _, w_bar in self.group.blocks(self._weights([[w[i] for i in chosen] for w in members])):
+                for w, lr in zip(weights, lrs, strict=True):
                     s = lr * strength
                     torch._foreach_lerp_(w, w_bar, s / (1 + s))
 
@@ -374,18 +432,57 @@ class ReplicaCoupling:
         here = len(self.group.members)
         if len(values) != here:
             raise ValueError(f"expected the loss of each of the {here} replicas, got {len(values)}")
-        distance = self.group.total(self.distances()).item()
+        distance = self.group.total(self.group.distances()).item()
         if not distance > 0:
             raise ValueError(
                 "initial_gamma divides by the distance of the replicas to their barycenter, and they coincide; start "
                 "them from independent initialisations (more than one replica, independent=True, no fixed seed in "
-                "make_model), or set gamma by hand"
+                "make_model; on several ranks a seed of its own for each replica, and no DistributedDataParallel over "
+                "all of them), or set gamma by hand"
             )
         return self.group.total(values).item() / distance
 
     def distances(self) -> Tensor:
-        """d(w_a, w_bar) of each replica in this process: half the squared distance to the barycenter."""
-        return _distances(self.group)
+        """d(w_a, w_bar) of each replica, on whatever rank: half the squared distance to the barycenter."""
+        return self.group.gather(self.group.distances())
+
+    @contextmanager
+    def at_barycenter(self) -> Iterator[None]:
+        """Within ``with coupling.at_barycenter():`` the networks hold w_bar; afterwards their own weights again.
+
+        This is how a network that is sharded, or too large for a copy, is evaluated or saved at the barycenter. Refresh
+        its batch norm within (`wideflat.refresh_batch_norm`): buffers are restored afterwards, too.
+        """
+        tensors = [p.detach() for w in self.group.members for p in w] + list(self.group.buffers())
+        kept = [tensor.clone() for tensor in tensors]
+        with torch.no_grad():
+            for weights, _, w_bar in self.group.blocks(_detached(self.group.members)):
+                for w in weights:
+                    torch._foreach_copy_(w, w_bar)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in zip(tensors, kept, strict=True):
+                    tensor.copy_(before)
+
+    def barycenter(self, buffers: str = "average") -> nn.Module:
+        """A network with the mean w_bar of the replicas' parameters; see `Replicas.barycenter`. All ranks call it."""
+        if buffers not in ("average", "first"):
+            raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        return self.group.barycenter(self.at_barycenter, buffers)
+
+    def prefetch(self) -> bool:
+        """Start on the barycenter for the next `couple`, if that will attract, while forward and backward pass run.
+
+        It is optional and changes no result. Call it before the forward pass, on every rank; the weights must not
+        change between it and `couple`. It does something only where the replicas are on several ranks.
+
+        Returns:
+            Whether communication was started.
+        """
+        due = (self.calls + 1) % self.period == 0 and float(self.gamma) and self.group.num_replicas > 1
+        return bool(due) and self.mode == "gradient" and self.group.prefetch(*self._weights(self._trainable()))
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs."""
@@ -394,6 +491,27 @@ class ReplicaCoupling:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
         self.calls, self.gamma, self.period = state_dict["calls"], state_dict["gamma"], state_dict["period"]
+
+
+def replica_group(replicas: Replicas | nn.Module | ReplicaGroup, mesh: DeviceMesh | None = None) -> ReplicaGroup:
+    """Who the replicas are: all in this process, or one on each rank of a mesh, or a group that was made before."""
+    if mesh is not None:
+        from wideflat.replica_mesh import MeshReplicas
+
+        if isinstance(replicas, Replicas) or not isinstance(replicas, nn.Module):
+            raise TypeError(
+                "with mesh= there is one replica on each rank: pass this rank's network, built from a seed of its own; "
+                f"got {type(replicas).__name__}"
+            )
+        return MeshReplicas(replicas, mesh)
+    if isinstance(replicas, Replicas):
+        return _InProcess(replicas)
+    if isinstance(replicas, nn.Module) or not hasattr(replicas, "blocks"):
+        raise TypeError(
+            f"expected wideflat.Replicas, got {type(replicas).__name__}; for one network on each rank, with the other "
+            'replicas on other ranks, pass mesh=mesh["replica"]'
+        )
+    return replicas
 
 
 def _growth(s: float, period: int, momentum: float, nesterov: bool) -> float:
@@ -434,13 +552,7 @@ def _set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) 
         torch._foreach_copy_(out, _mean(pieces))
 
 
-@torch.no_grad()
-def _distances(group: ReplicaGroup) -> Tensor:
-    members = _detached(group.members)
-    squares = torch.zeros(len(members), dtype=torch.float64)
-    for pieces, _ in cache_blocks(*members):
-        w_bar = group.mean(pieces)
-        for index, w in enumerate(pieces):
-            norms = torch._foreach_norm(torch._foreach_sub(w, w_bar))
-            squares[index] += torch.stack(list(norms)).double().square().sum().cpu()
-    return squares / 2
+def square_distance(w: list[Tensor], w_bar: list[Tensor]) -> Tensor:
+    """The squared distance between two lists of tensors, in float64 on the CPU."""
+    norms = torch._foreach_norm(torch._foreach_sub(w, w_bar))
+    return torch.stack(list(norms)).double().square().sum().cpu()
