@@ -4,6 +4,8 @@ from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
+from wideflat.local_energy import LocalEnergy, committee_local_energy, local_energy
+from wideflat.local_entropy import LocalEntropy, local_entropy
 from wideflat.replicas import ReplicaCoupling, Replicas
 
 __version__ = "0.1.0"
@@ -15,6 +17,11 @@ __all__ = [
     "Focusing",
     "automatic_gamma0",
     "refresh_batch_norm",
+    "local_energy",
+    "LocalEnergy",
+    "committee_local_energy",
+    "local_entropy",
+    "LocalEntropy",
     "Lookahead",
     "EASGD",
     "Parle",
