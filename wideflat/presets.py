@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from wideflat.schedules import Schedule
@@ -52,6 +54,7 @@ DATASETS: dict[str, tuple[int, int]] = {
     "cifar100": (100, 32),
     "tiny-imagenet": (200, 64),
     "fashion-mnist": (10, 28),
+    "dress-coat": (2, 28),
 }
 
 
@@ -76,8 +79,8 @@ class Preset:
     Args:
         name: The row: data set and architecture.
         algorithm: The column, or another of :data:`ALGORITHMS`.
-        dataset: ``cifar10``, ``cifar100``, ``tiny-imagenet`` or ``fashion-mnist``.
-        model: A function of :mod:`wideflat.models`.
+        dataset: ``cifar10``, ``cifar100``, ``tiny-imagenet``, ``fashion-mnist`` or ``dress-coat``.
+        model: A function of :mod:`wideflat.models`, or ``module:function`` for your own; called with ``num_classes``.
         model_arguments: More arguments of that function, as (name, value) pairs.
         num_classes: Number of classes.
         image_size: Side of the images that the network sees; they are resized where the data set has another.
@@ -214,12 +217,22 @@ class Preset:
 
     def build_model(self) -> nn.Module:
         """A new network of this row, with the weights of torch's current random state."""
-        import wideflat.models
+        if ":" in self.model:
+            module, _, function = self.model.partition(":")
+            build = getattr(importlib.import_module(module), function)
+        else:
+            import wideflat.models
 
-        build = getattr(wideflat.models, self.model, None)
-        if build is None:
-            raise ValueError(f"wideflat.models has no {self.model!r}. {_nearest(self.model, wideflat.models.__all__)}")
-        return build(num_classes=self.num_classes, **dict(self.model_arguments))
+            if self.model not in wideflat.models.__all__:
+                raise ValueError(
+                    f"wideflat.models has no {self.model!r}, and it is not of the form module:function. "
+                    + _nearest(self.model, wideflat.models.__all__)
+                )
+            build = getattr(wideflat.models, self.model)
+        arguments = dict(self.model_arguments)
+        if "image_size" in inspect.signature(build).parameters:
+            arguments.setdefault("image_size", self.image_size)
+        return build(num_classes=self.num_classes, **arguments)
 
     # ---- to and from JSON
 

@@ -6,7 +6,8 @@
       config.json           the whole experiment: preset, algorithm, seed, every hyper-parameter
       environment.jsonl     one line a start: processor, threads, torch, commit, command
       metrics.jsonl         one line an epoch: losses, errors, gamma, distance between replicas
-      timing.jsonl          one line an epoch: seconds, images a second (the only file that differs between equal runs)
+      events.jsonl          what was said: resumed, fell back to an older state, interrupted, diverged, finished
+      timing.jsonl          one line an epoch: seconds, images a second
       tensorboard/          the same figures as TensorBoard event files
       checkpoints/          the last two states of the training, complete: what a resumed run starts from
       snapshots/            the center at chosen epochs, for the flatness figures
@@ -308,7 +309,7 @@ class Run:
                     ) from None
             with _disk(self.path):
                 file.truncate(0)
-                json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}, file)
+                json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, file)
                 file.flush()
             self._lock = file
             try:
@@ -347,18 +348,18 @@ class Run:
         whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is still being written
         return [json.loads(line) for line in whole]
 
-    def record_environment(self) -> None:
-        """Add where and with what this process trains to ``environment.jsonl``."""
+    def record_environment(self, **more: Any) -> None:
+        """Add where and with what this process trains to ``environment.jsonl``, and ``more`` beside it."""
         before = self.metrics("environment")
-        now = environment()
+        here = environment()
         if before:
-            changed = [key for key in ("processor", "threads", "torch") if before[0].get(key) != now[key]]
+            changed = [key for key in ("processor", "threads", "torch") if before[0].get(key) != here[key]]
             if changed:
-                told = ", ".join(f"{key} was {before[0].get(key)}, is {now[key]}" for key in changed)
+                told = ", ".join(f"{key} was {before[0].get(key)}, is {here[key]}" for key in changed)
                 warnings.warn(
                     f"{self.path} was started elsewhere ({told}): it goes on correctly, but not bit for bit as there"
                 )
-        self.append("environment", now)
+        self.append("environment", {**here, **more})
 
     # ---- complete states of the training
 
@@ -495,7 +496,7 @@ def environment() -> dict[str, Any]:
         ['command', 'commit', 'host', 'pid', 'processor', 'python', 'started', 'system', 'threads', 'torch', 'wideflat']
     """
     return {
-        "started": _now(),
+        "started": now(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "processor": _processor(),
@@ -531,7 +532,8 @@ def _commit() -> str | None:
     return None
 
 
-def _now() -> str:
+def now() -> str:
+    """The time, in UTC, for a log."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 

@@ -1,0 +1,149 @@
+"""Train a small network, killing it on the way; run as a script by test_resume_training.py.
+
+    python killed_training.py FOLDER ALGORITHM MODE COUNT SEED
+
+Trains undisturbed in FOLDER/whole, then again in FOLDER/killed-N, each time with kills, and compares the two. MODE is
+``time`` (SIGKILL from outside after a random time) or ``write`` (the process kills itself at a random system call that
+changes the disk: synchronise, rename, cut off, remove, before or after it). Prints a line of JSON with what happened.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from wideflat.data import ImageData, ImageSplit
+from wideflat.presets import preset
+from wideflat.runs import Run
+from wideflat.train import Options, train
+
+
+def network(num_classes: int) -> nn.Module:
+    """Convolution, batch norm, dropout: everything that has a state or a random number."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Flatten(),
+        nn.Linear(8 * 25, num_classes),
+    )
+
+
+def images(count: int = 150, size: int = 12) -> ImageData:
+    generator = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> ImageSplit:
+        targets = torch.randint(10, (n,), generator=generator)
+        noise = torch.randint(100, (n, 3, size, size), generator=generator)
+        return ImageSplit((noise + 15 * targets.view(n, 1, 1, 1)).to(torch.uint8), targets)
+
+    return ImageData.of("generated", tuple("0123456789"), part(count), part(50))
+
+
+def experiment(algorithm: str, epochs: int = 4):
+    base = preset("cifar10-smallconvnet", algorithm)
+    cell = dataclasses.replace(base, model="killed_training:network", image_size=12, padding=2, batch_size=16, period=3)
+    return cell.with_epochs(epochs)
+
+
+def run_once(out: Path, algorithm: str, **more) -> Run:
+    more = {"tensorboard": False, "progress": False, "checkpoint_minutes": 0.02 / 60, **more}
+    return train(experiment(algorithm), out, images(), Options(batch_norm_images=60), snapshots=[2], **more)
+
+
+def kill_myself_at(moment: int) -> None:
+    """SIGKILL this process before (odd moments) or after (even ones) a system call that changes the disk."""
+    count = 0
+
+    def at_a_moment() -> None:
+        nonlocal count
+        count += 1
+        if count == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(original):
+        def wrapped(*arguments, **keywords):
+            at_a_moment()
+            result = original(*arguments, **keywords)
+            at_a_moment()
+            return result
+
+        return wrapped
+
+    for name in ("fsync", "replace", "truncate", "unlink"):
+        setattr(os, name, dying(getattr(os, name)))
+
+
+def in_child(work) -> int:
+    """Start ``work`` in a copy of this process; returns its number."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def compare(whole: Run, killed: Run) -> None:
+    assert killed.metrics() == whole.metrics(), "metrics differ"
+    assert killed.result() == whole.result(), "results differ"
+    for name in ("metrics.jsonl", "model.safetensors", "model.json", "snapshots/epoch-0002.safetensors"):
+        assert (whole.path / name).read_bytes() == (killed.path / name).read_bytes(), f"{name} differs"
+    last = sorted(path.name for path in (whole.path / "checkpoints").glob("*.safetensors"))[-1]
+    assert (whole.path / "checkpoints" / last).read_bytes() == (killed.path / "checkpoints" / last).read_bytes()
+    assert not list(killed.path.glob("**/.*.part")), "rubbish is left"
+
+
+def main() -> None:
+    folder, algorithm, mode, wanted, seed = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
+    warnings.simplefilter("error")
+    chance = random.Random(seed)
+    started = time.monotonic()
+    _, status = os.waitpid(in_child(lambda: run_once(folder / "whole", algorithm)), 0)
+    assert status == 0
+    length = time.monotonic() - started
+    whole = Run.open(folder / "whole")
+    kills = finished = resumed = 0
+    while kills < wanted or not finished:
+        out = folder / f"killed-{finished}"
+
+        def work(out=out, disturbed=kills < wanted):
+            if disturbed and mode == "write":
+                kill_myself_at(chance.randrange(1, 120))
+            run_once(out, algorithm)
+
+        chance.random()  # the child has a copy of this generator: move on, or every child would draw the same
+        child = in_child(work)
+        if mode == "time" and kills < wanted:
+            time.sleep(chance.uniform(0, length))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            kills += 1
+            continue
+        assert os.WEXITSTATUS(status) == 0, "the training failed"
+        killed = Run.open(out)
+        compare(whole, killed)
+        resumed += sum("resumed" in row["event"] for row in killed.metrics("events"))
+        finished += 1
+    print(json.dumps({"kills": kills, "finished": finished, "resumed": resumed, "seconds": round(length, 2)}))
+
+
+if __name__ == "__main__":
+    sys.modules["killed_training"] = sys.modules["__main__"]
+    torch.set_num_threads(1)
+    main()
