@@ -2,6 +2,7 @@
 
 from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.batch_norm import refresh_batch_norm
+from wideflat.committee import CommitteeMachine
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
 from wideflat.local_energy import LocalEnergy, committee_local_energy, local_energy
@@ -26,5 +27,6 @@ __all__ = [
     "EASGD",
     "Parle",
     "SAM",
+    "CommitteeMachine",
     "__version__",
 ]

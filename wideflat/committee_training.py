@@ -1,0 +1,869 @@
+"""Many committee machines trained at once: the engine of :func:`wideflat.committee.train`.
+
+**What a step costs.** There are few training patterns (P = 500) and every update is a combination of them, so a weight
+vector is kept as its pre-activations A = w X^T on all patterns, and as coordinates C with w = w_start + C X. A gradient
+step on a mini-batch with coefficients c is then
+
+    A <- A + c G[batch],        G = X X^T,        C[batch] <- C[batch] + c
+
+with H B P multiplications and no forward pass, where weights need 2 H B N: the pre-activations of the next mini-batch
+are read off A. Norms come from the same numbers, |w + c X|^2 = |w|^2 + sum_batch c (A_before + A_after). This is
+exact: all vectors of the algorithms (replicas, their barycenter, the explorer w' and the mean mu of eSGD) are linear in
+these. Every ``refresh`` epochs the weights are computed from the coordinates and everything starts from there, so that
+rounding errors do not pile up.
+
+**Rows that are not needed.** The sum over rows of G is ``embedding_bag``: each restart picks its own rows, nothing is
+copied, the time is proportional to the rows, and the result of one restart is independent of the others bit for bit.
+Coefficients so small that they cannot move a pre-activation by 1/16 of a rounding error are set to zero; when most of
+a mini-batch is like that (late in a run: omega is large, the pattern has a margin), only the others are added.
+
+**Randomness** is a function of (seed of the restart, purpose, epoch), never of a state. So a run can go on from any
+refresh, and restarts can be grouped in any way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wideflat.committee import Interrupted, Setting, Solutions, balanced_error, errors
+from wideflat.data.patterns import Patterns
+from wideflat.files import atomic_write
+from wideflat.progress import Progress
+
+__all__ = ["align", "assign", "dropout_mask", "initial_weights", "order", "run"]
+
+#: What random numbers are for; part of the key of the generator.
+_START, _ORDER, _DROPOUT, _NOISE, _POLISH = range(5)
+
+#: Networks (restarts times replicas) that are computed together: enough to hide the cost of a call, few enough for the
+#: caches.
+_GROUP = 128
+
+#: Columns of the Gram matrix that are added at a time. The accumulators then stay in registers.
+_COLUMNS = 96
+
+#: Seconds between two checkpoints.
+_CHECKPOINT_INTERVAL = 30.0
+
+
+# ---------------------------------------------------------------------------------------------------------- randomness
+
+
+def _generator(seed: int, purpose: int, epoch: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, purpose], counter=[0, 0, 0, epoch]))
+
+
+def initial_weights(setting: Setting, seed: int, num_inputs: int) -> Tensor:
+    """Uniform weights with every hidden unit at norm one, (y, H, N) in float64."""
+    shape = (setting.num_replicas, setting.hidden, num_inputs)
+    weights = torch.from_numpy(_generator(seed, _START).uniform(-1, 1, shape))
+    return weights / weights.norm(dim=-1, keepdim=True)
+
+
+def order(setting: Setting, seed: int, epoch: int, num_patterns: int, purpose: int = _ORDER) -> np.ndarray:
+    """The order of the data in one epoch: permutations (passes, num_patterns).
+
+    A pass is for one replica of rSGD, or one of the L passes that eSGD makes in an epoch.
+    """
+    passes = setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1)
+    rows = np.tile(np.arange(num_patterns), (passes, 1))
+    return _generator(seed, purpose, epoch).permuted(rows, axis=1, out=rows)
+
+
+def dropout_mask(setting: Setting, seed: int, epoch: int, num_patterns: int) -> np.ndarray:
+    """Factors 0 or 1/(1 - p) of the hidden units in the order of presentation, (passes, H, num_patterns)."""
+    passes = setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1)
+    draw = _generator(seed, _DROPOUT, epoch).random((passes, setting.hidden, num_patterns), dtype=np.float32)
+    return (draw >= setting.dropout) / (1.0 - setting.dropout)
+
+
+# ---------------------------------------------------------------------------------------------------- aligning replicas
+
+
+def assign(score: np.ndarray) -> np.ndarray:
+    """The permutation p that maximises sum_i score[i, p[i]] (the Hungarian method with potentials).
+
+    Example:
+        >>> assign(np.array([[1.0, 9.0, 8.0], [0.0, 8.0, 1.0], [2.0, 3.0, 4.0]])).tolist()
+        [2, 1, 0]
+    """
+    cost = -np.asarray(score, dtype=float)
+    n = len(cost)
+    row_potential, column_potential = np.zeros(n + 1), np.zeros(n + 1)
+    row_of = np.zeros(n + 1, dtype=int)  # column -> row, both from 1; 0 is free
+    for row in range(1, n + 1):
+        row_of[0], column = row, 0
+        shortest, used = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=bool)
+        before = np.zeros(n + 1, dtype=int)
+        while row_of[column]:
+            used[column] = True
+            i = row_of[column]
+            reduced = cost[i - 1] - row_potential[i] - column_potential[1:]
+            better = ~used[1:] & (reduced < shortest[1:])
+            shortest[1:][better] = reduced[better]
+            before[1:][better] = column
+            nearest = int(np.where(used, np.inf, shortest)[1:].argmin()) + 1
+            delta = shortest[nearest]
+            row_potential[row_of[used]] += delta
+            column_potential[used] -= delta
+            shortest[~used] -= delta
+            column = nearest
+        while column:
+            row_of[column] = row_of[before[column]]
+            column = before[column]
+    permutation = np.empty(n, dtype=int)
+    permutation[row_of[1:] - 1] = np.arange(n)
+    return permutation
+
+
+def align(weights: Tensor) -> Tensor:
+    """Permute the hidden units of each replica to overlap most with those of the first; (y, H, N) -> (y, H, N).
+
+    The network that a replica computes stays the same, since all units vote with equal weight.
+    """
+    first = weights[0].double()
+    aligned = [weights[0]]
+    for replica in weights[1:]:
+        aligned.append(replica[torch.from_numpy(assign((first @ replica.double().T).numpy()))])
+    return torch.stack(aligned)
+
+
+# ------------------------------------------------------------------------------------------------------- the inner step
+
+
+def _coefficients(
+    z: Tensor, target: Tensor, tanh_beta: float, omega: float, rate: float, mask: Tensor | None
+) -> Tensor:
+    """-rate times the derivative of the loss, summed over the mini-batch, by the pre-activations z (n, H, B)."""
+    root = math.sqrt(z.shape[1])
+    s = torch.sigmoid(z.mul_(2 * tanh_beta))  # tanh(b z) = 2 s - 1, and its derivative by b z is 4 s (1 - s)
+    if mask is None:
+        x = s.sum(dim=1).mul_(2 / root).sub_(z.shape[1] / root).mul_(target)
+    else:
+        x = s.mul(2).sub_(1).mul_(mask).sum(dim=1).div_(root).mul_(target)
+    slope = x.mul_(-2 * omega).sigmoid_().mul_(target).mul_(4 * rate * tanh_beta / root)
+    c = s.addcmul_(s, s, value=-1).mul_(slope.unsqueeze(1))
+    return c if mask is None else c.mul_(mask)
+
+
+class _Form:
+    """One way to hold and move the weight vectors of r restarts with y replicas each; what both ways share.
+
+    A form has ``load(weights)`` to start from weights (r, y, H, N) of norm one, ``epoch(epoch, orders, masks)`` for one
+    epoch with the orders (r, passes, P) and dropout masks (r, passes, H, P), ``weights(rows)`` for the weights of some
+    restarts, and ``errors()``, ``loss(epoch)``, ``distance()`` for what the stopping rules measure, (r,) each. The
+    distance may be a lower bound where that is above the tolerance.
+    """
+
+    state: dict[str, Tensor]
+
+    def __init__(self, setting: Setting, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
+        self.setting, self.dtype = setting, dtype
+        self.x = inputs.to(dtype)
+        self.target = targets.to(dtype)
+        self.num_patterns, self.num_inputs = inputs.shape
+        self.y, self.hidden = setting.num_replicas, setting.hidden
+        self.rate = setting.gradient_scale / setting.batch_size
+        self.restarts = 0
+        self.seeds: Sequence[int] = ()  # of the restarts, for the noise of the direct form
+        self.noise = 0.0  # variance of the noise that w has still to get at the refresh, for the Gram form
+
+    def select(self, rows: Sequence[int]) -> None:
+        for name, tensor in self.state.items():
+            shaped = tensor.view(self.restarts, -1, *tensor.shape[1:])
+            self.state[name] = shaped[list(rows)].flatten(0, 1)
+        self.restarts = len(rows)
+
+    def batches(self) -> list[slice]:
+        size = self.setting.batch_size
+        return [slice(start, min(start + size, self.num_patterns)) for start in range(0, self.num_patterns, size)]
+
+    def coefficients(self, z: Tensor, index: Tensor, epoch: int, lr: float, masks: Tensor | None) -> Tensor:
+        """Coefficients of the patterns ``index`` (n, B) in an update with learning rate ``lr``."""
+        setting = self.setting
+        rate = lr * self.rate
+        return _coefficients(z, self.target[index], setting.tanh_beta(epoch), setting.omega(epoch), rate, masks)
+
+    def _wrong(self, z: Tensor) -> Tensor:
+        votes = (z >= 0).sum(dim=1) * 2 > self.hidden
+        return (votes != (self.target > 0)).sum(dim=1)
+
+    def _loss(self, z: Tensor, epoch: int) -> Tensor:
+        omega = self.setting.omega(epoch)
+        output = torch.tanh(z * self.setting.tanh_beta(epoch)).sum(dim=1) / math.sqrt(self.hidden)
+        return -F.logsigmoid(2 * omega * output * self.target).mean(dim=1) / (2 * omega)
+
+
+class _Gram(_Form):
+    """Vectors by their pre-activations and coordinates; see the head of this file.
+
+    State of a network, by algorithm (n networks, H units, P patterns):
+
+    * sgd: A, C (n, H, P) of an unnormalised v = w_start + C X, and its squared norm; w = v / |v|.
+    * rsgd: one tensor V with columns A | I | J | C | M of normalised w = M w_start + C X, where M (y columns) mixes the
+      replicas at the last refresh, I = M w_start X^T and J = M w_start w_start^T. All of it is linear in w, so the
+      elastic step acts on all columns alike; |w|^2 = C . (A + I) + M . J.
+    * esgd: V = A | C | M of normalised w; the explorer is w' = a w + f S with S = A | C.
+    """
+
+    def __init__(self, setting: Setting, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
+        super().__init__(setting, inputs, targets, dtype)
+        exact = inputs.double()
+        gram = exact @ exact.T
+        self.gram = gram.to(dtype)
+        self.blocks = [
+            (start, min(start + _COLUMNS, self.num_patterns)) for start in range(0, self.num_patterns, _COLUMNS)
+        ]
+        self.tables = [self.gram[:, start:end].contiguous() for start, end in self.blocks]
+        self.largest = float(torch.linalg.eigvalsh(gram)[-1]) * (1 + 1e-6)
+        self.threshold = torch.finfo(dtype).eps / 16 / float(gram.diagonal().max())
+        self.active = 1.0  # fraction of patterns with a coefficient, measured once an epoch
+
+    # .............................................................................................. start and finish
+
+    def load(self, weights: Tensor) -> None:
+        P, y, H = self.num_patterns, self.y, self.hidden
+        self.restarts = len(weights)
+        self.noise = 0.0
+        start = weights.to(self.dtype)
+        a = torch.stack([w @ self.x.T for w in start.flatten(0, 1)])
+        n = len(a)
+        state = {"start": start.flatten(0, 1)}
+        if self.setting.algorithm == "sgd":
+            state |= {"a": a, "c": torch.zeros_like(a), "norm2": a.new_ones(n, H, 1)}
+        elif self.setting.algorithm == "rsgd":
+            v = a.new_zeros(n, H, 3 * P + 2 * y)
+            v[..., :P] = v[..., P : 2 * P] = a
+            # w_a . w_b of the replicas of a restart, unit by unit: (y, H, y)
+            v[..., 2 * P : 2 * P + y] = torch.cat([torch.einsum("ahi,bhi->ahb", w, w) for w in start])
+            v[..., 3 * P + y :] = torch.eye(y, dtype=self.dtype).repeat(self.restarts, 1).unsqueeze(1)
+            state |= {"v": v}
+        else:
+            v = a.new_zeros(n, H, 2 * P + 1)
+            v[..., :P] = a
+            v[..., 2 * P] = 1
+            state |= {"v": v, "s": a.new_zeros(n, H, 2 * P), "q": a.new_zeros(n, H, 2 * P), "d": a.new_zeros(n, 1)}
+        self.state = state
+
+    def _coordinates(self) -> tuple[Tensor, Tensor]:
+        """C (n, H, P) and M (n, H, y) of all vectors."""
+        P, y = self.num_patterns, self.y
+        if self.setting.algorithm == "sgd":
+            c = self.state["c"]
+            return c, c.new_ones(len(c), self.hidden, 1)
+        v = self.state["v"]
+        return (
+            (v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y :])
+            if "s" not in self.state
+            else (
+                v[..., P : 2 * P],
+                v[..., 2 * P :],
+            )
+        )
+
+    def _expand(self, c: Tensor, m: Tensor, rows: Sequence[int]) -> Tensor:
+        """M w_start + C X of some restarts, (r, y, H, N)."""
+        y, H, N = self.y, self.hidden, self.num_inputs
+        start = self.state["start"].view(self.restarts, y, H, N)
+        c, m = c.view(self.restarts, y, H, -1), m.view(self.restarts, y, H, y)
+        out = []
+        for row in rows:
+            mixed = torch.einsum("ahb,bhi->ahi", m[row], start[row])
+            out.append(mixed + torch.stack([unit @ self.x for unit in c[row]]))
+        return torch.stack(out)
+
+    def weights(self, rows: Sequence[int] | None = None) -> Tensor:
+        w = self._expand(*self._coordinates(), range(self.restarts) if rows is None else rows)
+        return w / w.norm(dim=-1, keepdim=True)
+
+    # ................................................................................................. measurements
+
+    def _preactivations(self) -> Tensor:
+        """A of the first replica, normalised where that is not implied."""
+        if self.setting.algorithm == "sgd":
+            return self.state["a"] / self.state["norm2"].sqrt()
+        return self.state["v"][:: self.y, :, : self.num_patterns]
+
+    def errors(self) -> Tensor:
+        return self._wrong(self._preactivations())
+
+    def loss(self, epoch: int) -> Tensor:
+        return self._loss(self._preactivations(), epoch)
+
+    def distance(self) -> Tensor:
+        if self.setting.algorithm == "esgd":
+            return self.state["d"].squeeze(1).clone()
+        P, y, H, r = self.num_patterns, self.y, self.hidden, self.restarts
+        a = self.state["v"].view(r, y, H, -1)[..., :P]
+        # |dA|^2 <= (largest eigenvalue of G) |dw|^2, so this is a lower bound, which costs no matrix product
+        bound = (a - a.mean(dim=1, keepdim=True)).square_().sum(dim=(1, 2, 3)) / (2 * y * self.largest)
+        near = (bound < self.setting.tolerance).nonzero().squeeze(1).tolist()
+        if near:
+            c, m = (t.reshape(r, y, H, -1) for t in self._coordinates())
+            dc, dm = c - c.mean(dim=1, keepdim=True), m - m.mean(dim=1, keepdim=True)
+            dw = self._expand(dc, dm, near)
+            bound[near] = dw.square_().sum(dim=(1, 2, 3)) / (2 * y)
+        return bound
+
+    # ................................................................................................... the steps
+
+    def epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        self.measure = True
+        step = getattr(self, f"_{self.setting.algorithm}_epoch")
+        step(epoch, orders, masks)
+
+    def _add_rows(self, a: Tensor, index: Tensor, c: Tensor) -> bool:
+        """Add c (n, H, B) times rows of the Gram matrix to a (n, H, P), in place; False if all c are zero.
+
+        The sums run in the order of the mini-batch in both branches, and adding a zero changes nothing, so the
+        branches agree bit for bit.
+        """
+        n, H, B = c.shape
+        if self.measure or self.active < 0.5:
+            mask = c.abs().amax(dim=1) > 0
+            count = mask.sum(dim=1)
+            total = int(count.sum())
+            if self.measure:
+                self.active, self.measure = total / max(n * B, 1), False
+            if total == 0:
+                return False
+            if self.active < 0.5:
+                rows = index[mask]
+                offsets = count.cumsum(0).sub_(count)
+                coefficients = c.transpose(1, 2)[mask].t().contiguous()
+                for h in range(H):
+                    a[:, h] += torch.embedding_bag(self.gram, rows, offsets, False, 0, False, coefficients[h])[0]
+                return True
+        rows = index.unsqueeze(1).expand(n, H, B).reshape(-1)
+        offsets = torch.arange(0, n * H * B, B)
+        flat = c.reshape(-1)
+        for (start, end), table in zip(self.blocks, self.tables, strict=True):
+            out = torch.embedding_bag(table, rows, offsets, False, 0, False, flat)[0]
+            a[..., start:end] += out.view(n, H, end - start)
+        return True
+
+    def _sgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        a, c, norm2 = (self.state[name] for name in ("a", "c", "norm2"))
+        n, H = len(a), self.hidden
+        for batch in self.batches():
+            index = orders[:, 0, batch]
+            wide = index.unsqueeze(1).expand(n, H, -1)
+            mask = None if masks is None else masks[:, 0, :, batch]
+            norm = norm2.sqrt()
+            before = a.gather(2, wide)
+            dc = self.coefficients(before / norm, index, epoch, self.setting.lr, mask).mul_(norm)
+            dc = F.hardshrink(dc, self.threshold)
+            if self._add_rows(a, index, dc):
+                c.scatter_add_(2, wide, dc)
+                norm2 += before.add_(a.gather(2, wide)).mul_(dc).sum(dim=2, keepdim=True)
+
+    def _rsgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        P, y, H, r = self.num_patterns, self.y, self.hidden, self.restarts
+        setting, batches, v = self.setting, self.batches(), self.state["v"]
+        n = len(v)
+        by_restart = v.view(r, y, H, -1)
+        a, i, j = v[..., :P], v[..., P : 2 * P], v[..., 2 * P : 2 * P + y]
+        c, m = v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y :]
+        orders = orders.reshape(n, P)
+        masks = None if masks is None else masks.reshape(n, H, P)
+        strength = setting.lr * setting.period * setting.gamma(epoch)
+        for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
+            index = orders[:, batch]
+            wide = index.unsqueeze(1).expand(n, H, -1)
+            mask = None if masks is None else masks[..., batch]
+            dc = self.coefficients(a.gather(2, wide), index, epoch, setting.lr, mask)
+            dc = F.hardshrink(dc, self.threshold)
+            coupled = number % setting.period == 0
+            if coupled:
+                by_restart.lerp_(by_restart.mean(dim=1, keepdim=True), strength)
+            moved = self._add_rows(a, index, dc)
+            if moved:
+                c.scatter_add_(2, wide, dc)
+            if moved or coupled:
+                norm2 = (a + i).mul_(c).sum(dim=2, keepdim=True) + (m * j).sum(dim=2, keepdim=True)
+                v.mul_(norm2.rsqrt_())
+
+    def _esgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        P, H = self.num_patterns, self.hidden
+        setting, batches = self.setting, self.batches()
+        v, s, q = (self.state[name] for name in ("v", "s", "q"))
+        n, L = len(v), setting.inner_steps
+        eta, alpha = setting.lr, setting.alpha
+        k = setting.inner_lr * setting.gamma(epoch)
+        one = v.new_ones(n, H, 1)
+        for outer in range(len(batches)):
+            s.zero_()
+            q.zero_()
+            a, f, overlap, in_mean = one, one, one, alpha**L * one  # w' = a w + f S; w'.w; mu = in_mean w + Q
+            for inner in range(L):
+                which, batch = divmod(outer * L + inner, len(batches))
+                index = orders[:, which, batches[batch]]
+                wide = index.unsqueeze(1).expand(n, H, -1)
+                mask = None if masks is None else masks[:, which, :, batches[batch]]
+                w = v[..., :P].gather(2, wide)
+                in_s = s[..., :P].gather(2, wide)
+                z = torch.addcmul(w * a, in_s, f)
+                dc = F.hardshrink(self.coefficients(z, index, epoch, setting.inner_lr, mask), self.threshold)
+                # v' = (1 - k) w' + k w + dc X, unnormalised
+                a, f = (1 - k) * a + k, (1 - k) * f
+                norm2 = (1 - k) ** 2 + k**2 + 2 * k * (1 - k) * overlap
+                overlap = (1 - k) * overlap + k
+                scaled = dc / f
+                if self._add_rows(s[..., :P], index, scaled):
+                    s[..., P:].scatter_add_(2, wide, scaled)
+                    in_s += s[..., :P].gather(2, wide)
+                    norm2 = norm2 + torch.addcmul(w * (2 * a), in_s, f).mul_(dc).sum(dim=2, keepdim=True)
+                    overlap = overlap + w.mul_(dc).sum(dim=2, keepdim=True)
+                weight = (1 - alpha) * alpha ** (L - 1 - inner)
+                in_mean = in_mean + weight * a
+                q.addcmul_(s, weight * f)
+                norm = norm2.sqrt()
+                a, f, overlap = a / norm, f / norm, overlap / norm
+            w_q = (v[..., :P] * q[..., P:]).sum(dim=2, keepdim=True)
+            q_q = (q[..., :P] * q[..., P:]).sum(dim=2, keepdim=True)
+            away = 1 - in_mean
+            if outer == len(batches) - 1:
+                self.state["d"] = (away**2 - 2 * away * w_q + q_q).sum(dim=1) / 2
+            keep = 1 - eta * away
+            norm = (keep**2 + 2 * eta * keep * w_q + eta**2 * q_q).sqrt()
+            v.mul_(keep / norm)
+            v[..., : 2 * P].addcmul_(q, eta / norm)
+        # noise of inner step l reaches w with the weight eta sum_{l' >= l} (1 - alpha) alpha^(L-1-l') (1 - k)^(l'-l)
+        reach = 0.0
+        for inner in range(L):
+            later = range(inner, L)
+            reach += sum((1 - alpha) * alpha ** (L - 1 - i) * (1 - k) ** (i - inner) for i in later) ** 2
+        self.noise += len(batches) * eta**2 * setting.inner_lr * setting.epsilon**2 * reach
+
+
+class _Direct(_Form):
+    """The weights themselves: two matrix products a step and network, for any number of patterns."""
+
+    def load(self, weights: Tensor) -> None:
+        self.restarts = len(weights)
+        w = weights.to(self.dtype).flatten(0, 1).clone()
+        self.state = {"w": w, "d": w.new_zeros(len(w), 1)}
+
+    def weights(self, rows: Sequence[int] | None = None) -> Tensor:
+        w = self.state["w"].view(self.restarts, self.y, self.hidden, self.num_inputs)
+        return (w if rows is None else w[list(rows)]).clone()
+
+    def errors(self) -> Tensor:
+        return self._wrong(torch.stack([w @ self.x.T for w in self.state["w"][:: self.y]]))
+
+    def loss(self, epoch: int) -> Tensor:
+        return self._loss(torch.stack([w @ self.x.T for w in self.state["w"][:: self.y]]), epoch)
+
+    def distance(self) -> Tensor:
+        if self.setting.algorithm == "esgd":
+            return self.state["d"].squeeze(1).clone()
+        w = self.state["w"].view(self.restarts, self.y, self.hidden, self.num_inputs)
+        return (w - w.mean(dim=1, keepdim=True)).square_().sum(dim=(1, 2, 3)) / (2 * self.y)
+
+    def _step(self, w: Tensor, index: Tensor, epoch: int, lr: float, mask: Tensor | None) -> Tensor:
+        """The update -lr grad of networks w (n, H, N) on their mini-batches (n, B). One network at a time, so that the
+        result cannot depend on the others.
+        """
+        rows = [self.x[one] for one in index]
+        z = torch.stack([one @ row.T for one, row in zip(w, rows, strict=True)])
+        c = self.coefficients(z, index, epoch, lr, mask)
+        return torch.stack([one @ row for one, row in zip(c, rows, strict=True)])
+
+    def epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        setting, batches, w = self.setting, self.batches(), self.state["w"]
+        n, P, H = len(w), self.num_patterns, self.hidden
+        if setting.algorithm == "esgd":
+            self._esgd_epoch(epoch, orders, masks)
+            return
+        orders = orders.reshape(n, P)
+        masks = None if masks is None else masks.reshape(n, H, P)
+        by_restart = w.view(self.restarts, self.y, H, -1)
+        strength = setting.lr * setting.period * setting.gamma(epoch)
+        for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
+            dw = self._step(w, orders[:, batch], epoch, setting.lr, None if masks is None else masks[..., batch])
+            if self.y > 1 and number % setting.period == 0:
+                by_restart.lerp_(by_restart.mean(dim=1, keepdim=True), strength)
+            w += dw
+            w /= w.norm(dim=-1, keepdim=True)
+
+    def _esgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        setting, batches, w = self.setting, self.batches(), self.state["w"]
+        L, alpha = setting.inner_steps, setting.alpha
+        k = setting.inner_lr * setting.gamma(epoch)
+        size = math.sqrt(setting.inner_lr) * setting.epsilon
+        noise = [_generator(seed, _NOISE, epoch) for seed in self.seeds] if size else []
+        for outer in range(len(batches)):
+            explorer, mean = w.clone(), w.clone()
+            for inner in range(L):
+                which, batch = divmod(outer * L + inner, len(batches))
+                mask = None if masks is None else masks[:, which, :, batches[batch]]
+                step = self._step(explorer, orders[:, which, batches[batch]], epoch, setting.inner_lr, mask)
+                explorer.lerp_(w, k).add_(step)
+                for one, generator in zip(explorer, noise, strict=True) if size else ():
+                    one += size * torch.from_numpy(generator.standard_normal(one.shape, dtype=np.float32))
+                mean.lerp_(explorer, 1 - alpha)
+                explorer /= explorer.norm(dim=-1, keepdim=True)
+            if outer == len(batches) - 1:
+                self.state["d"] = (w - mean).square().sum(dim=(1, 2)).unsqueeze(1) / 2
+            w.lerp_(mean, setting.lr)
+            w /= w.norm(dim=-1, keepdim=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- the runner
+
+
+@dataclass
+class _Restart:
+    """Where one restart stands: its weights at an epoch, and how it ended if it has."""
+
+    seed: int
+    weights: Tensor  # (y, H, N)
+    epoch: int = 0
+    stop: str = ""
+    value: float = math.nan
+
+
+class _Job:
+    """The restarts of one setting, and how to train a group of them."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        patterns: Patterns,
+        restarts: list[_Restart],
+        dtype: torch.dtype,
+        form: str,
+        refresh: int,
+        purpose: int = _ORDER,
+    ) -> None:
+        self.setting, self.restarts, self.refresh, self.purpose = setting, restarts, refresh, purpose
+        self.patterns, self.dtype, self.form = patterns, dtype, form
+        self.lock = threading.Lock()
+        self.cancel = threading.Event()
+        self.at: dict[int, int] = {}  # epochs that the groups have come to since the last refresh, for progress
+
+    def groups(self, workers: int) -> list[list[_Restart]]:
+        """Restarts to train together: at the same epoch, of a size that suits the caches, as many for each worker."""
+        by_epoch: dict[int, list[_Restart]] = {}
+        for restart in self.restarts:
+            if not restart.stop:
+                by_epoch.setdefault(restart.epoch, []).append(restart)
+        groups = []
+        for same in by_epoch.values():
+            rounds = math.ceil(len(same) * self.setting.num_replicas / (_GROUP * workers))
+            count = min(len(same), rounds * workers)
+            groups += [same[k::count] for k in range(count)]
+        return groups
+
+    def make_form(self) -> _Gram | _Direct:
+        make = _Gram if self.form == "gram" else _Direct
+        return make(self.setting, self.patterns.inputs, self.patterns.targets, self.dtype)
+
+    @torch.inference_mode()
+    def train(self, group: list[_Restart]) -> None:
+        """Train a group to its end, or until cancelled. Restarts are brought up to date at every refresh."""
+        setting, form = self.setting, self.make_form()
+        P = self.patterns.inputs.shape[0]
+        block = max(1, 16 // (setting.num_replicas * setting.inner_steps))
+        epoch = group[0].epoch
+        orders: dict[int, Tensor] = {}
+        fresh = False
+        while group and not self.cancel.is_set():
+            if not fresh or epoch % self.refresh == 0:
+                if fresh:
+                    self._publish(group, form, epoch)
+                weights = torch.stack([restart.weights for restart in group])
+                if setting.align and setting.num_replicas > 1 and epoch % self.refresh == 0:
+                    weights = torch.stack([align(w) for w in weights])
+                form.load(weights)
+                fresh = True
+            form.seeds = [restart.seed for restart in group]
+            if epoch not in orders:
+                drawn = [
+                    [order(setting, restart.seed, e, P, self.purpose) for restart in group]
+                    for e in range(epoch, epoch + block)
+                ]
+                orders = {epoch + k: torch.from_numpy(np.stack(rows)) for k, rows in enumerate(drawn)}
+            masks = None
+            if setting.dropout:
+                drawn_masks = [dropout_mask(setting, restart.seed, epoch, P) for restart in group]
+                masks = torch.from_numpy(np.stack(drawn_masks)).to(self.dtype)
+            form.epoch(epoch, orders[epoch], masks)
+            epoch += 1
+            self.at[threading.get_ident()] = epoch
+            value = self._rule(form, epoch)
+            ended = self._ended(form, value, epoch)
+            if ended:
+                last = form.weights(ended)
+                with self.lock:
+                    for row, weights in zip(ended, last, strict=True):
+                        restart = group[row]
+                        restart.weights, restart.epoch, restart.value = weights.clone(), epoch, float(value[row])
+                        restart.stop = setting.stop if self._met(value[row]) else "max_epochs"
+                kept = [row for row in range(len(group)) if row not in set(ended)]
+                group = [group[row] for row in kept]
+                orders = {e: rows[kept] for e, rows in orders.items()}
+                form.select(kept)
+
+    def _publish(self, group: list[_Restart], form: _Gram | _Direct, epoch: int) -> None:
+        """Compute the weights from scratch and put them where a checkpoint finds them."""
+        weights = form.weights()
+        if form.noise:
+            for w, restart in zip(weights, group, strict=True):
+                draw = _generator(restart.seed, _NOISE, epoch).standard_normal(w.shape)
+                w += math.sqrt(form.noise) * torch.from_numpy(draw).to(w.dtype)
+            weights /= weights.norm(dim=-1, keepdim=True)
+        with self.lock:
+            for w, restart in zip(weights, group, strict=True):
+                restart.weights, restart.epoch = w.clone(), epoch
+
+    def _rule(self, form: _Gram | _Direct, epoch: int) -> Tensor:
+        """What the stopping rule measures, for each restart."""
+        if self.setting.stop == "errors":
+            return form.errors()
+        return form.loss(epoch - 1) if self.setting.stop == "loss" else form.distance()
+
+    def _met(self, value: Tensor) -> bool:
+        return bool(value == 0 if self.setting.stop == "errors" else value < self.setting.tolerance)
+
+    def _ended(self, form: _Gram | _Direct, value: Tensor, epoch: int) -> list[int]:
+        """The restarts that end now. Zero errors must hold for the weights themselves, computed from scratch."""
+        ended = [row for row in range(len(value)) if epoch >= self.setting.max_epochs or self._met(value[row])]
+        if ended and self.setting.stop == "errors":
+            exact = errors(_center(form.weights(ended)), self.patterns.inputs, self.patterns.targets)
+            value[ended] = exact.to(value.dtype)
+            ended = [row for row in ended if epoch >= self.setting.max_epochs or self._met(value[row])]
+        return ended
+
+    def done(self) -> float:
+        """Restarts that have ended, and parts of the others as far as one can tell."""
+        typical = self.setting.typical_epochs
+        latest = max(self.at.values(), default=0)
+        with self.lock:
+            return sum(
+                1.0 if restart.stop else min(max(restart.epoch, latest if restart.epoch else 0) / typical, 0.99)
+                for restart in self.restarts
+            )
+
+
+def _center(weights: Tensor) -> Tensor:
+    """The solution that replicas (..., y, H, N) stand for: their barycenter, normalised."""
+    center = weights.mean(dim=-3)
+    return center / center.norm(dim=-1, keepdim=True)
+
+
+def run(
+    setting: Setting,
+    patterns: Patterns,
+    seeds: list[int],
+    *,
+    name: str,
+    dtype: torch.dtype,
+    form: str,
+    refresh: int,
+    threads: int | None,
+    checkpoint: str | os.PathLike[str] | None,
+    progress: bool,
+) -> Solutions:
+    """Train, polish and measure; the arguments are those of :func:`wideflat.committee.train`."""
+    form = _choose_form(form, setting, patterns, refresh)
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if refresh < 1:
+        raise ValueError(f"refresh must be >= 1, got {refresh}")
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise ValueError(f"seeds must be different whole numbers >= 0, at least one; got {list(seeds)[:10]}")
+    workers = torch.get_num_threads() if threads is None else threads
+    if workers < 1:
+        raise ValueError(f"threads must be >= 1, got {threads}")
+    num_inputs = patterns.inputs.shape[1]
+    restarts = [_Restart(seed, initial_weights(setting, seed, num_inputs).to(dtype)) for seed in seeds]
+    options = {"dtype": str(dtype).removeprefix("torch."), "form": form, "refresh": refresh, "source": patterns.source}
+    trained_with = {k: v for k, v in dataclasses.asdict(setting).items() if k not in ("note", "typical_epochs")}
+    identity = {"setting": trained_with, "seeds": seeds, "data": _digest(patterns), **options}
+    if checkpoint is not None and os.path.exists(checkpoint):
+        _resume(checkpoint, identity, restarts, dtype)
+    job = _Job(setting, patterns, restarts, dtype, form, refresh)
+
+    def save() -> None:
+        if checkpoint is not None:
+            _save(checkpoint, identity, job)
+
+    try:
+        _execute(job, workers, save, Progress(f"committee {name}", total=len(seeds), enabled=progress))
+    except KeyboardInterrupt:
+        save()
+        finished = sum(bool(restart.stop) for restart in restarts)
+        hint = f"; run it again to go on from {os.fspath(checkpoint)}" if checkpoint is not None else ""
+        message = f"interrupted with {finished} of {len(seeds)} restarts finished{hint}"
+        raise Interrupted(message, _measure(setting, patterns, restarts, name, options, job)) from None
+    save()
+    return _measure(setting, patterns, restarts, name, options, job)
+
+
+def _choose_form(form: str, setting: Setting, patterns: Patterns, refresh: int) -> str:
+    if form not in ("auto", "gram", "direct"):
+        raise ValueError(f'form must be "auto", "gram" or "direct", got {form!r}')
+    if form != "auto":
+        return form
+    num_patterns, num_inputs = patterns.inputs.shape
+    # the noise that a pre-activation gathers in an inner step, against its own size of about |x| |w|
+    felt = setting.algorithm == "esgd" and setting.epsilon * math.sqrt(setting.inner_lr * num_inputs) > 1e-4
+    return "direct" if felt or num_patterns > 1.5 * num_inputs else "gram"
+
+
+def _execute(job: _Job, workers: int, save: Callable[[], None], progress: Progress) -> None:
+    """Train all groups on worker threads, with progress and checkpoints from this one."""
+    groups = job.groups(workers)
+    if not groups:
+        return
+    threads_before = torch.get_num_threads()
+
+    def single_threaded() -> None:
+        torch.set_num_threads(1)  # of this worker; the other core has the other group
+
+    saved = time.monotonic()
+    try:
+        with progress, ThreadPoolExecutor(min(workers, len(groups)), initializer=single_threaded) as pool:
+            futures = [pool.submit(job.train, group) for group in groups]
+            try:
+                while wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION).not_done:
+                    progress.update(job.done(), epoch=max(job.at.values(), default=0))
+                    if time.monotonic() - saved > _CHECKPOINT_INTERVAL:
+                        save()
+                        saved = time.monotonic()
+            except BaseException:
+                job.cancel.set()
+                raise
+            for future in futures:
+                future.result()
+            progress.update(job.done())
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def _measure(
+    setting: Setting, patterns: Patterns, restarts: list[_Restart], name: str, options: dict, job: _Job
+) -> Solutions:
+    """Polish where that is asked for, count errors, and put everything together."""
+    weights = _center(torch.stack([restart.weights for restart in restarts]))
+    before = errors(weights, patterns.inputs, patterns.targets).tolist()
+    polish_epochs, movement = [0] * len(restarts), [0.0] * len(restarts)
+    wrong = [i for i, count in enumerate(before) if count and restarts[i].stop]
+    if setting.polish_epochs and wrong:
+        weights, steps = _polish(setting, patterns, weights, restarts, wrong, job)
+        for i, moved, epochs in steps:
+            movement[i], polish_epochs[i] = moved, epochs
+    count = max(len(patterns.test_inputs), 1)
+    test = errors(weights, patterns.test_inputs, patterns.test_targets).double() / count
+    if len(patterns.test_inputs) == 0:
+        test = torch.full_like(test, math.nan)
+    return Solutions(
+        weights=weights,
+        inputs=patterns.inputs,
+        targets=patterns.targets,
+        test_inputs=patterns.test_inputs,
+        test_targets=patterns.test_targets,
+        name=name,
+        setting=setting,
+        seeds=[restart.seed for restart in restarts],
+        epochs=[restart.epoch for restart in restarts],
+        stop=[restart.stop or "interrupted" for restart in restarts],
+        value=[restart.value for restart in restarts],
+        errors_before=before,
+        train_errors=errors(weights, patterns.inputs, patterns.targets).tolist(),
+        polish_epochs=polish_epochs,
+        polish_movement=movement,
+        test_error=test.tolist(),
+        balanced_test_error=balanced_error(weights, patterns.test_inputs, patterns.test_targets).tolist(),
+        options=options,
+    )
+
+
+def _polish(
+    setting: Setting, patterns: Patterns, weights: Tensor, restarts: list[_Restart], wrong: list[int], job: _Job
+) -> tuple[Tensor, list[tuple[int, float, int]]]:
+    """Plain SGD with growing beta on solutions that have errors, until they have none."""
+    plain = Setting(
+        "sgd",
+        lr=setting.polish_lr,
+        tanh_beta0=setting.polish_beta0,
+        tanh_beta1=setting.polish_beta1,
+        omega0=setting.polish_omega,
+        omega1=0.0,
+        stop="errors",
+        max_epochs=setting.polish_epochs,
+        hidden=setting.hidden,
+        batch_size=setting.batch_size,
+        gradient_scale=setting.gradient_scale,
+        tanh_beta_max=setting.tanh_beta_max,
+    )
+    chosen = [_Restart(restarts[i].seed, weights[i : i + 1].clone()) for i in wrong]
+    polishing = _Job(plain, patterns, chosen, job.dtype, job.form, job.refresh, purpose=_POLISH)
+    for group in polishing.groups(1):
+        polishing.train(group)
+    weights = weights.clone()
+    steps = []
+    for i, restart in zip(wrong, chosen, strict=True):
+        moved = float((restart.weights[0] - weights[i]).square().sum()) / setting.hidden
+        steps.append((i, moved, restart.epoch))
+        weights[i] = restart.weights[0]
+    return weights, steps
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def _digest(patterns: Patterns) -> str:
+    digest = hashlib.sha256(patterns.inputs.contiguous().numpy().tobytes())
+    digest.update(patterns.targets.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save(path: str | os.PathLike[str], identity: dict, job: _Job) -> None:
+    with job.lock:
+        record = [{"epoch": r.epoch, "stop": r.stop, "value": r.value} for r in job.restarts]
+        weights = torch.stack([r.weights for r in job.restarts]).numpy()
+    with atomic_write(path, "wb") as file:
+        metadata = {"format": "wideflat committee checkpoint 1", "identity": identity, "restarts": record}
+        np.savez(file, metadata=np.array(json.dumps(metadata)), weights=weights)
+
+
+def _resume(path: str | os.PathLike[str], identity: dict, restarts: list[_Restart], dtype: torch.dtype) -> None:
+    """Bring restarts to where a checkpoint has them."""
+    where = Path(path)
+    try:
+        with open(where, "rb") as file, np.load(file, allow_pickle=False) as content:
+            metadata = json.loads(str(content["metadata"]))
+            weights = torch.from_numpy(content["weights"])
+        saved, record = metadata["identity"], metadata["restarts"]
+    except (zipfile.BadZipFile, EOFError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{where} is not a whole checkpoint of committee training ({error}); delete it to start again"
+        ) from error
+    identity = json.loads(json.dumps(identity))
+    if saved != identity:
+        differs = [key for key in identity if saved.get(key) != identity[key]]
+        raise ValueError(
+            f"{where} is the checkpoint of another run: it differs in {', '.join(differs)}; "
+            "give the same arguments, or another file"
+        )
+    for restart, w, line in zip(restarts, weights, record, strict=True):
+        restart.weights, restart.epoch = w.to(dtype), line["epoch"]
+        restart.stop, restart.value = line["stop"], line["value"]
