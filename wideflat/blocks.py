@@ -1,0 +1,250 @@
+"""The data of a measurement, cut into blocks: what one call of the network evaluates, and what shares one noise."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from wideflat.perturbation import seed_of
+
+__all__ = ["Block", "Blocks"]
+
+
+@dataclass
+class Block:
+    """One batch: its place, its content, its number of examples."""
+
+    index: int
+    batch: Any
+    size: int
+
+
+class Blocks:
+    """A data set as a sequence of blocks that is the same in every pass.
+
+    Args:
+        data: One of
+
+            * tensors in memory: a tuple ``(inputs, targets)``, a dictionary of tensors, a ``TensorDataset``;
+            * a map-style data set (``__len__`` and ``__getitem__``), collated as a ``DataLoader`` does;
+            * a list of batches, a ``DataLoader``, or any other iterable of batches. Its order and its augmentation are
+              made the same in every pass by seeding torch, NumPy and Python before each.
+        batch_size: Examples a block, where the blocks are made here.
+        seed: Draws which example goes into which block.
+        augment: Applied to the inputs of every batch ``(inputs, targets)`` (to a batch of another form as a whole),
+            freshly in every pass.
+
+    Attributes:
+        indexed: Whether a block can be had without those before it.
+        count: Number of blocks; for an iterable it is known after the first pass.
+
+    Example:
+        >>> blocks = Blocks((torch.arange(5.0), torch.zeros(5)), batch_size=2, seed=0)
+        >>> blocks.count, [block.size for block in blocks.visit(0, [0, 1, 2])]
+        (3, [2, 2, 1])
+    """
+
+    def __init__(self, data: Any, batch_size: int, seed: int = 0, augment: Callable[[Any], Any] | None = None) -> None:
+        self._seed = seed
+        self._augment = augment
+        self._tensors: Any = None
+        self._dataset: Any = None
+        self._batches: Any = None
+        self.count: int | None = None
+        self.examples: int | None = None  # known beforehand where the blocks are made here
+        self.sharded = False
+        self.one_pass = False
+        if isinstance(data, TensorDataset):
+            data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
+        if _in_memory(data):
+            self._tensors = data
+            total = len(tree_leaves(data)[0])
+        elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            self._dataset = data
+            total = len(data)  # type: ignore[arg-type]
+        elif isinstance(data, (list, tuple)):
+            self._batches = data
+            self.count = total = len(data)
+        elif isinstance(data, Iterable):
+            self._batches = data
+            total = 1
+            self.sharded = isinstance(getattr(data, "sampler", None), DistributedSampler)
+            self.one_pass = iter(data) is data if not isinstance(data, DataLoader) else False
+        else:
+            raise TypeError(
+                "data must be tensors (inputs, targets), a data set, a DataLoader or an iterable of batches; "
+                f"got {type(data).__name__}"
+            )
+        if total == 0:
+            raise ValueError(f"data is empty: {type(data).__name__} of length 0")
+        self.indexed = not isinstance(self._batches, Iterable) or isinstance(self._batches, (list, tuple))
+        if self._batches is None:
+            if batch_size < 1:
+                raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+            self.count = -(-total // batch_size)
+            generator = torch.Generator().manual_seed(seed_of(seed, 0xB10C))
+            self._parts = torch.randperm(total, generator=generator).tensor_split(self.count)
+            self.examples = total
+        #: Whether every pass sees exactly the same numbers; an iterable that changes them is found out in the second.
+        self.fixed = augment is None
+        self._sums: dict[int, float] = {}
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the data are tensors in memory."""
+        return self._tensors is not None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors in memory."""
+        return sum(
+            leaf.numel() * leaf.element_size() for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)
+        )
+
+    @property
+    def augmented(self) -> bool:
+        """Whether something is applied to every batch."""
+        return self._augment is not None
+
+    def augment_with(self, augment: Callable[[Any], Any]) -> None:
+        """Apply ``augment`` from here on."""
+        self._augment, self.fixed = augment, False
+
+    def visit(
+        self, number: int, order: Sequence[int] | None = None, mine: Callable[[int], bool] | None = None
+    ) -> Iterator[Block]:
+        """The blocks of pass ``number``, an iterator of :class:`Block`.
+
+        Args:
+            number: Which pass.
+            order: Which blocks, in which order; None for all of them as they come.
+            mine: Which of them this process evaluates; default all.
+        """
+        mine = mine or (lambda index: True)
+        if self.indexed:
+            assert self.count is not None
+            return self._visit_indexed(number, [j for j in (order or range(self.count)) if mine(j)])
+        return self._visit_iterable(number, mine)
+
+    def first(self) -> Block:
+        """The first block, for looking at."""
+        if not self.one_pass:
+            return next(self.visit(0, [0] if self.indexed else None))
+        batches = iter(self._batches)
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError(f"data is empty: {type(self._batches).__name__} gave no batch")
+        self._batches = itertools.chain([batch], batches)
+        return self._finish(0, batch, 0)
+
+    def _visit_indexed(self, number: int, order: Sequence[int]) -> Iterator[Block]:
+        for j in order:
+            if self._tensors is not None:
+                part = self._parts[j]
+                batch = tree_map(lambda tensor, part=part: tensor[part.to(tensor.device)], self._tensors)
+                yield self._finish(j, batch, number)
+                continue
+            seed_everything(seed_of(self._seed, 0xDA7A, j))
+            if self._batches is not None:
+                batch = self._batches[j]
+            else:
+                batch = default_collate([self._dataset[i] for i in self._parts[j].tolist()])
+            yield self._finish(j, batch, number)
+
+    def _visit_iterable(self, number: int, mine: Callable[[int], bool]) -> Iterator[Block]:
+        seed_everything(seed_of(self._seed, 0xDA7A))
+        generator = getattr(self._batches, "generator", None)
+        before = generator.get_state() if isinstance(generator, torch.Generator) else None
+        if generator is not None and before is not None:
+            generator.manual_seed(seed_of(self._seed, 0xDA7A))
+        j = -1
+        try:
+            for j, batch in enumerate(self._batches):
+                total = _fingerprint(batch)
+                if self._sums.setdefault(j, total) != total:
+                    self.fixed = False
+                if mine(j):
+                    yield self._finish(j, batch, number)
+        finally:
+            if generator is not None and before is not None:
+                generator.set_state(before)
+        if j < 0:
+            raise ValueError(f"data is empty: {type(self._batches).__name__} gave no batch in pass {number + 1}")
+        if self.count is None:
+            self.count = j + 1
+        elif self.count != j + 1:
+            raise ValueError(f"data gave {self.count} batches in the first pass and {j + 1} in pass {number + 1}")
+
+    def _finish(self, j: int, batch: Any, number: int) -> Block:
+        if self._augment is not None:
+            seed_everything(seed_of(self._seed, 0xA06, number, j))
+            pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+            batch = (self._augment(batch[0]), batch[1]) if pair else self._augment(batch)
+        return Block(j, batch, batch_length(batch))
+
+
+def batch_length(batch: Any) -> int:
+    """Number of examples of a batch: the length of its first tensor."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise TypeError(f"a batch must contain a tensor whose first axis counts the examples; got {type(batch).__name__}")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on ``device``."""
+    return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def repeated(batch: Any, times: int) -> Any:
+    """The batch with all its examples ``times`` over."""
+    if times == 1:
+        return batch
+    return tree_map(
+        lambda leaf: leaf.repeat(times, *(1,) * (leaf.dim() - 1)) if isinstance(leaf, Tensor) else leaf, batch
+    )
+
+
+def truncated(batch: Any, size: int) -> Any:
+    """The first ``size`` examples of a batch."""
+    return tree_map(lambda leaf: leaf[:size] if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, NumPy and Python, so that augmentation inside a data set repeats."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also prepare devices that are not in use
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 # transforms of other libraries draw from the global generator
+    random.seed(seed)
+
+
+def _in_memory(data: Any) -> bool:
+    """Whether ``data`` is tensors with one common first axis, and not batches."""
+    if isinstance(data, Tensor):
+        return data.dim() > 0
+    if isinstance(data, Mapping):
+        leaves = list(data.values())
+    elif isinstance(data, tuple):
+        leaves = list(data)
+    else:
+        return False
+    tensors = bool(leaves) and all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves)
+    if tensors and len({len(leaf) for leaf in leaves}) != 1:
+        raise ValueError(f"tensors in memory must have the same length, got {[tuple(leaf.shape) for leaf in leaves]}")
+    return tensors
+
+
+def _fingerprint(batch: Any) -> float:
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.numel()]
+    return sum(float(leaf.flatten()[:4096].double().sum()) for leaf in leaves[:2])

@@ -1,0 +1,569 @@
+r"""Multiplicative Gaussian noise on the parameters of a network: w -> w + sigma z * w, z ~ N(0, I)   (Eq. 4).
+
+Two ways to draw z:
+
+* :class:`SharedNoise`: one z for all examples of a batch. The parameters are pointed at a buffer that holds
+  w + sigma z * w; the weights themselves are never written to.
+* :class:`ExampleNoise`: another z for every example, without a network for each. For one example,
+
+  .. code-block:: text
+
+      linear layer, one input vector x     (w + sigma z * w) x ~ N(w x, sigma^2 (w * w) (x * x)), independent over rows:
+                                           two products and one Gaussian an output (local reparametrisation)
+      convolution, or a layer used         w x + sigma r * ( (z * w) (s * x) )  with signs r (outputs), s (inputs) of
+      at several positions                 the example and z of the batch: r s^T * z is again N(0, I) (Flipout)
+      affine part of a normalisation       z of its own for every example and channel
+
+  Noise at every position of its own would be wrong for a convolution: its positions share the weights. Any other use
+  of a parameter (an embedding, a tied weight, a custom operation) gets a z shared by the batch, which is also unbiased.
+
+Flipout is marginally exact for every example, but the examples of a batch share z up to signs: they are uncorrelated to
+first order, not independent. So error bars are taken over batches (:mod:`wideflat.local_energy`), never over examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["ExampleNoise", "FirstLayer", "Selection", "SharedNoise", "select_parameters"]
+
+#: Which parameters are perturbed: a word, a regular expression for the whole name, several of them, or a predicate.
+Selection: TypeAlias = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
+
+_NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_WORDS = ("all", "no batch norm", "no biases", "weights")
+
+
+def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[list[str], str]:
+    """The names of the parameters to perturb, and the selection in words.
+
+    Args:
+        model: The network. Frozen parameters (``requires_grad=False``) count too: Eq. 4 perturbs w, not what was
+            trained. Tied parameters appear once. Buffers are never perturbed.
+        selection: One of
+
+            * ``"all"``: every parameter, as Eq. 4 says;
+            * ``"no batch norm"``: without the affine parameters of normalisation layers;
+            * ``"no biases"``: without the parameters called ``bias`` (those of normalisation layers too);
+            * ``"weights"``: without both;
+            * a regular expression that the whole name must match, or several of them (``"layer1.*"``,
+              ``["conv1.weight", "fc.*"]``);
+            * a function of the name and the parameter that says whether it is perturbed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        >>> select_parameters(model, "weights")
+        (['0.weight'], 'weights')
+        >>> select_parameters(model, "0[.].*")
+        (['0.weight', '0.bias'], '0[.].*')
+    """
+    normalisation = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NORMALISATIONS)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    parameters = dict(model.named_parameters())
+    bias = {name for name in parameters if name.rpartition(".")[2] == "bias"}
+    if callable(selection):
+        chosen = [name for name, parameter in parameters.items() if selection(name, parameter)]
+        words = f"function {getattr(selection, '__qualname__', type(selection).__qualname__)}"
+    elif selection in _WORDS:
+        words = str(selection)
+        without = {"all": set(), "no batch norm": normalisation, "no biases": bias, "weights": normalisation | bias}
+        chosen = [name for name in parameters if name not in without[words]]
+    else:
+        patterns = [selection] if isinstance(selection, str) else list(selection)
+        words = " | ".join(patterns)
+        try:
+            chosen = [name for name in parameters if any(re.fullmatch(pattern, name) for pattern in patterns)]
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"parameters must be one of {_WORDS}, a regular expression, several of them, or a function of name and "
+                f"parameter; got {selection!r} ({error})"
+            ) from None
+    if not chosen:
+        raise ValueError(
+            f"parameters={selection!r} selects none of the {len(parameters)} parameters; "
+            f"their names are {', '.join(list(parameters)[:8])}{', ...' if len(parameters) > 8 else ''}"
+        )
+    return chosen, words
+
+
+class SharedNoise:
+    """w + sigma z * w for chosen parameters, one z for everything that is evaluated until the next :meth:`draw`.
+
+    Inside ``with noise:`` the parameters point at a buffer of their own; :meth:`draw` and :meth:`apply` fill it. At the
+    end they point at their own storage again, which was never written to, so the weights are exactly what they were.
+
+    Args:
+        module: The network.
+        names: Names of the parameters to perturb.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> with torch.no_grad(): _ = model.weight.fill_(2.0)
+        >>> noise = SharedNoise(model, ["weight"])
+        >>> with noise:
+        ...     noise.draw(torch.Generator().manual_seed(0))
+        ...     noise.apply(0.5)
+        ...     zw = noise.direction(model.weight).item()
+        ...     abs(model.weight.item() - (2 + 0.5 * zw)) < 1e-6
+        True
+        >>> model.weight.item()
+        2.0
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        parameters = dict(module.named_parameters())
+        groups: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+        for name in names:
+            parameter = parameters[name]
+            if not parameter.is_floating_point():
+                raise ValueError(f"only real floating-point parameters can be perturbed; {name} is {parameter.dtype}")
+            groups.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+        self._original = [(parameter, parameter.data) for group in groups.values() for parameter in group]
+        self._weights: list[Tensor] = []  # w, z * w and w + sigma z * w, each of them flat, one of each a dtype
+        self._noise: list[Tensor] = []
+        self._noisy: list[Tensor] = []
+        self._slots: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+        for (device, dtype), group in groups.items():
+            total = sum(parameter.numel() for parameter in group)
+            weights, noise, noisy = (torch.empty(total, dtype=dtype, device=device) for _ in range(3))
+            start = 0
+            for parameter in group:
+                views = [_like(flat, start, parameter) for flat in (weights, noise, noisy)]
+                views[0].copy_(parameter.data)
+                self._slots.append((parameter, views[2], views[1]))
+                start += parameter.numel()
+            noisy.copy_(weights)
+            self._weights.append(weights)
+            self._noise.append(noise)
+            self._noisy.append(noisy)
+        self.numel = sum(flat.numel() for flat in self._weights)
+
+    def __enter__(self) -> SharedNoise:
+        for parameter, noisy, _ in self._slots:
+            parameter.data = noisy
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for parameter, data in self._original:
+            parameter.data = data
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw a new z. It takes effect at the next :meth:`apply`."""
+        for weights, noise in zip(self._weights, self._noise, strict=True):
+            _normal(noise, generator).mul_(weights)
+
+    def apply(self, sigma: float) -> None:
+        """Set the parameters to w + sigma z * w."""
+        for weights, noise, noisy in zip(self._weights, self._noise, self._noisy, strict=True):
+            if sigma == 0:  # exactly w, whatever stands in the buffer of z
+                noisy.copy_(weights)
+            else:
+                torch.add(weights, noise, alpha=sigma, out=noisy)
+
+    def direction(self, parameter: nn.Parameter) -> Tensor | None:
+        """The z * w of one parameter (a view), or None where it is not perturbed."""
+        return next((noise for owner, _, noise in self._slots if owner is parameter), None)
+
+
+class FirstLayer(TorchFunctionMode):
+    """The layer that sees the input of the network is linear in sigma: two of its products serve every sigma.
+
+    .. code-block:: text
+
+        (w + sigma z * w) x = w x + sigma (z * w) x
+
+    Args:
+        noise: The noise on the parameters, shared by the batch and by all sigmas.
+    """
+
+    def __init__(self, noise: SharedNoise) -> None:
+        super().__init__()
+        self._original = {id(parameter): data for parameter, data in noise._original}
+        self._direction = {id(parameter): direction for parameter, _, direction in noise._slots}
+        self._source: Tensor | None = None
+        self._sigma = 0.0
+        self._products: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def start(self, source: Any) -> None:
+        """Begin with another batch or another z."""
+        self._source = source if isinstance(source, Tensor) else None
+        self._products = {}
+
+    def apply(self, sigma: float) -> None:
+        """Set sigma."""
+        self._sigma = sigma
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the product of the first layer."""
+        kwargs = kwargs or {}
+        if (
+            func in _PRODUCTS
+            and len(args) >= 2
+            and id(args[1]) in self._direction
+            and _is_source(args[0], self._source)
+        ):
+            return self._product(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _product(
+        self,
+        product: Callable[..., Tensor],
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        key = id(weight)
+        if key not in self._products:
+            w, zw = self._original[key], self._direction[key]
+            b = self._original.get(id(bias), bias) if bias is not None else None
+            self._products[key] = (
+                product(x, w, b, *args, **kwargs),
+                product(x, zw, self._direction.get(id(bias)), *args, **kwargs),
+            )
+        return torch.add(self._products[key][0], self._products[key][1], alpha=self._sigma)
+
+
+_PRODUCTS = (F.linear, F.conv1d, F.conv2d, F.conv3d)
+
+
+def _is_source(x: Any, source: Tensor | None) -> bool:
+    """Whether ``x`` is the input of the network, or a view of all of it."""
+    return (
+        source is not None
+        and isinstance(x, Tensor)
+        and x.data_ptr() == source.data_ptr()
+        and x.numel() == source.numel()
+    )
+
+
+def _like(flat: Tensor, start: int, parameter: Tensor) -> Tensor:
+    """A view of ``flat`` from ``start`` with the shape of ``parameter`` and, where it is dense, its order in memory."""
+    size, stride = parameter.size(), parameter.stride()
+    dense = sorted((s, n) for s, n in zip(stride, size, strict=True) if n != 1)
+    expected = 1
+    for step, length in dense:
+        if step != expected:
+            return flat[start : start + parameter.numel()].view(size)
+        expected *= length
+    return flat.as_strided(size, stride, start)
+
+
+def _normal(out: Tensor, generator: torch.Generator) -> Tensor:
+    """Fill ``out`` with N(0, 1), from a generator of its own device or, where that device has none, of the CPU."""
+    if out.device.type == generator.device.type:
+        return out.normal_(generator=generator)
+    return out.copy_(torch.empty(out.shape, dtype=out.dtype).normal_(generator=generator))
+
+
+class ExampleNoise(TorchFunctionMode):
+    """Evaluate a network with another z for every example: inside ``with noise:`` its operations are noisy.
+
+    Which operation gets which treatment is found by running the network once (:meth:`probe`).
+
+    Args:
+        module: The network.
+        names: Names of the parameters to perturb.
+
+    Attributes:
+        independent: Whether all noise is independent between examples (no Flipout, nothing shared by the batch).
+        treatment: For each perturbed parameter: ``"independent"``, ``"flipout"`` or ``"shared"``.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        wanted = set(names)
+        self._chosen = {id(p): p for name, p in module.named_parameters() if name in wanted}
+        self._module = module
+        self.treatment: dict[str, str] = {}
+        self._plan: dict[int, str] = {}
+        self._sigma = 0.0
+        self._generator = torch.Generator()
+        self._drawn: dict[tuple[int, str], Tensor] = {}
+        self._source: Tensor | None = None
+        self._memo: dict[tuple[int, str], Tensor] = {}
+        self._batch = 0
+        self._handlers: dict[Callable[..., Any], Callable[..., Tensor]] = {
+            F.linear: self._linear,
+            F.conv1d: self._convolution(F.conv1d),
+            F.conv2d: self._convolution(F.conv2d),
+            F.conv3d: self._convolution(F.conv3d),
+            F.batch_norm: self._batch_norm,
+            F.layer_norm: self._layer_norm,
+            F.group_norm: self._group_norm,
+        }
+
+    # ------------------------------------------------------------------------------------------ what is used how
+
+    def probe(self, run: Callable[[Any], Any], batches: Sequence[tuple[Any, int]]) -> None:
+        """Find out how each parameter is used.
+
+        Args:
+            run: Evaluates the network on a batch.
+            batches: Batches of different sizes, each with its number of examples: an operation is treated example by
+                example only if the first axis of its input is as long as the batch is, for all of them.
+        """
+        uses: dict[int, list[str]] = {key: [] for key in self._chosen}
+        calls: dict[int, int] = {}
+        for batch, size in batches:
+            recorder = _Recorder(self._chosen, size)
+            with recorder:
+                run(batch)
+            for key, found in recorder.uses.items():
+                uses[key] += found
+                calls[key] = max(calls.get(key, 0), len(found))
+        for key in self._chosen:
+            kinds = set(uses[key])
+            if not kinds or "other" in kinds:
+                plan = "shared"
+            elif kinds == {"vector"} and calls[key] == 1:
+                plan = "independent"
+            elif kinds <= {"vector", "positions"}:
+                plan = "flipout"
+            elif kinds == {"affine"}:
+                plan = "independent"
+            else:
+                plan = "shared"
+            self._plan[key] = plan
+        self.treatment = {self._names[key]: plan for key, plan in self._plan.items()}
+
+    @property
+    def independent(self) -> bool:
+        """Whether all noise is independent between examples."""
+        return set(self._plan.values()) == {"independent"}
+
+    def shared_names(self) -> list[str]:
+        """The parameters whose z the batch shares, for a :class:`SharedNoise` beside this."""
+        return [name for name, plan in self.treatment.items() if plan == "shared"]
+
+    # ------------------------------------------------------------------------------------------ one evaluation
+
+    def start(self, source: Any, size: int, generator: torch.Generator, memo: dict | None = None) -> None:
+        """Begin with another batch.
+
+        Args:
+            source: The input of the network. What a first layer computes from it serves every sigma.
+            size: Number of examples.
+            generator: Where the noise comes from.
+            memo: Keeps those products that do not depend on z, for the next time that this batch comes.
+        """
+        self._source = source if isinstance(source, Tensor) else None
+        self._batch = size
+        self._generator = generator
+        self._memo = {} if memo is None else memo
+        self._drawn = {}
+
+    def apply(self, sigma: float, fresh: bool = False) -> None:
+        """Set sigma; ``fresh`` draws new noise, else the noise of this batch is used for every sigma."""
+        self._sigma = sigma
+        if fresh:
+            self._drawn = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the operations that use a perturbed parameter."""
+        kwargs = kwargs or {}
+        if self._sigma == 0:
+            return func(*args, **kwargs)
+        handler = self._handlers.get(func)
+        if handler is not None and any(self._own(argument) for argument in (*args, *kwargs.values())):
+            return handler(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            for argument in args:
+                if self._own(argument):
+                    raise RuntimeError(
+                        f'noise="example": parameter {self._names[id(argument)]} is now used by '
+                        f"{getattr(func, '__name__', func)}, which it was not for the first batch; "
+                        'use noise="batch" for a network that changes what it computes'
+                    )
+        return result
+
+    def _own(self, argument: object) -> bool:
+        """Whether ``argument`` is a parameter that is perturbed here (and not by noise shared by the batch)."""
+        return self._plan.get(id(argument), "shared") != "shared"
+
+    def _normals(self, parameter: Tensor, kind: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """N(0, 1) of the given shape, the same ones whenever this parameter asks again for this batch."""
+        key = (id(parameter), kind)
+        if key not in self._drawn:
+            self._drawn[key] = _normal(torch.empty(shape, dtype=like.dtype, device=like.device), self._generator)
+        return self._drawn[key]
+
+    def _signs(self, parameter: Tensor, kind: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        key = (id(parameter), kind)
+        if key not in self._drawn:
+            device = self._generator.device
+            bits = torch.randint(0, 2, tuple(shape), generator=self._generator, device=device, dtype=torch.int8)
+            self._drawn[key] = (2 * bits - 1).to(like.device, like.dtype)
+        return self._drawn[key]
+
+    def _keep(self, store: dict, key: tuple[int, str], x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """``compute()``, once a batch if ``x`` is the input of the network."""
+        if not _is_source(x, self._source):
+            return compute()
+        if key not in store:
+            store[key] = compute()
+        return store[key]
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        sigma = self._sigma
+        out = self._mean(x, weight, bias, F.linear)
+        plan = self._plan.get(id(weight))
+        if plan == "independent":
+            key = (id(weight), "std")
+            std = self._keep(self._memo, key, x, lambda: F.linear(x * x, weight * weight).sqrt_())
+            out = torch.addcmul(out, std, self._normals(weight, "xi", out.shape, out), value=sigma)
+        elif plan == "flipout":
+            out = torch.add(out, self._flipout(F.linear, x, weight, x.dim() - 1, x.dim() - 1), alpha=sigma)
+        return self._add_bias_noise(out, bias, -1)
+
+    def _mean(self, x: Tensor, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor]) -> Tensor:
+        """The product without noise, kept for a first layer unless noise shared by the batch moves its parameters."""
+        if any(self._plan.get(id(parameter)) == "shared" for parameter in (weight, bias)):
+            return product(x, weight, bias)
+        return self._keep(self._memo, (id(weight), "mean"), x, lambda: product(x, weight, bias))
+
+    def _convolution(self, convolution: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noisy(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+            out = self._mean(x, weight, bias, lambda y, w, b: convolution(y, w, b, *args, **kwargs))
+            if self._own(weight):
+                change = self._flipout(lambda y, w: convolution(y, w, None, *args, **kwargs), x, weight, 1, 1)
+                out = torch.add(out, change, alpha=self._sigma)
+            return self._add_bias_noise(out, bias, 1)
+
+        return noisy
+
+    def _flipout(
+        self, product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, axis: int, out_axis: int
+    ) -> Tensor:
+        """The change r * product(s * x, z * w) for signs r, s of each example and the batch's z."""
+
+        def compute() -> Tensor:
+            z = self._normals(weight, "z", weight.shape, weight)
+            s = self._signs(weight, "s", (self._batch, x.shape[axis]), x)
+            r = self._signs(weight, "r", (self._batch, weight.shape[0]), x)
+            change = product(x * _along(s, x.dim(), axis), z * weight)
+            return change.mul_(_along(r, change.dim(), out_axis))
+
+        return self._keep(self._drawn, (id(weight), "change"), x, compute)
+
+    def _add_bias_noise(self, out: Tensor, bias: Tensor | None, axis: int) -> Tensor:
+        if bias is None or not self._own(bias):
+            return out
+        z = self._normals(bias, "z", (self._batch, bias.numel()), out)
+        return out + self._sigma * _along(z * bias, out.dim(), axis % out.dim())
+
+    def _affine(self, normal: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        """(1 + sigma z) weight * normal + (1 + sigma z') bias, z and z' of every example; ``shape`` is that of one."""
+        for parameter, operation in ((weight, torch.mul), (bias, torch.add)):
+            if parameter is None:
+                continue
+            value = parameter.reshape(1, *shape)
+            if self._own(parameter):
+                z = self._normals(parameter, "z", (self._batch, parameter.numel()), normal)
+                value = value * (1 + self._sigma * z.reshape(self._batch, *shape))
+            normal = operation(normal, value)
+        return normal
+
+    def _batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        normal = F.batch_norm(x, running_mean, running_var, None, None, training, momentum, eps)
+        return self._affine(normal, weight, bias, (x.shape[1], *(1,) * (x.dim() - 2)))
+
+    def _layer_norm(
+        self,
+        x: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        normal = F.layer_norm(x, normalized_shape, None, None, eps)
+        return self._affine(normal, weight, bias, (*(1,) * (x.dim() - 1 - len(normalized_shape)), *normalized_shape))
+
+    def _group_norm(
+        self, x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        normal = F.group_norm(x, num_groups, None, None, eps)
+        return self._affine(normal, weight, bias, (x.shape[1], *(1,) * (x.dim() - 2)))
+
+
+def _along(values: Tensor, dims: int, axis: int) -> Tensor:
+    """(batch, features) as a tensor of ``dims`` axes with the features along ``axis``."""
+    return values.reshape(values.shape[0], *(values.shape[1] if i == axis else 1 for i in range(1, dims)))
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes for each parameter what it is used for: one input vector, several positions, an affine map, other."""
+
+    def __init__(self, chosen: dict[int, nn.Parameter], size: int) -> None:
+        super().__init__()
+        self.uses: dict[int, list[str]] = {key: [] for key in chosen}
+        self._size = size
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            for leaf in tree_leaves((args, kwargs)):
+                if id(leaf) in self.uses:
+                    self.uses[id(leaf)].append(self._kind(func, args, kwargs, leaf))
+        return result
+
+    def _kind(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> str:
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or x is leaf or x.dim() < 2 or x.shape[0] != self._size:
+            return "other"
+        if func is F.linear:
+            return "vector" if x.dim() == 2 else "positions"
+        if func in (F.conv1d, F.conv2d, F.conv3d):
+            dims = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}[func]
+            return "positions" if x.dim() == dims else "other"
+        if func is F.batch_norm:
+            training = args[5] if len(args) > 5 else kwargs.get("training", False)
+            return "other" if training else "affine"
+        if func is F.layer_norm:
+            shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+            return "affine" if x.dim() > len(shape) else "other"
+        return "affine" if func is F.group_norm else "other"
+
+
+def seed_of(*numbers: int) -> int:
+    """A 63-bit seed mixed from several numbers (SplitMix64): neighbours get seeds that have nothing in common."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
