@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,15 @@ class Experiment(abc.ABC):
         self.quick = quick
         self.data = data
         self.seed = seed
+
+    @classmethod
+    def options(cls) -> set[str]:
+        """Names of the keyword arguments that the constructor takes, those of its base classes included."""
+        names: set[str] = set()
+        for kind in cls.__mro__:
+            if "__init__" in vars(kind) and kind is not object:
+                names |= set(inspect.signature(kind.__init__).parameters)
+        return names - {"self", "folder", "quick", "more"}
 
     @abc.abstractmethod
     def cost(self) -> str:

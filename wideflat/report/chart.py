@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["COLORS", "Chart", "Series"]
+
+Values: TypeAlias = "Sequence[float] | np.ndarray"
 
 #: A palette that colour-blind readers can tell apart (Okabe and Ito), readable on white and on black.
 COLORS = ("#1f83c9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c8c00", "#888888")
@@ -41,10 +43,10 @@ class Series:
     """
 
     label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    error: Sequence[float] | None = None
-    x_error: Sequence[float] | None = None
+    x: Values
+    y: Values
+    error: Values | None = None
+    x_error: Values | None = None
 
 
 @dataclass
@@ -199,11 +201,10 @@ class Chart:
         paths = [base / f"{self.name}.{ending}" for ending in ("csv", "svg", "png")]
         with atomic_write(paths[0]) as file:
             file.write(self.csv())
-        for path in paths[1:]:
+        figure = self.figure()
+        for path, options in zip(paths[1:], ({"metadata": {"Date": None}}, {"dpi": 160}), strict=True):
             image = io.BytesIO()
-            self.figure().savefig(
-                image, format=path.suffix[1:], dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None
-            )
-            with atomic_write(path, "wb") as file:
-                file.write(image.getvalue())
+            figure.savefig(image, format=path.suffix[1:], **options)
+            with atomic_write(path, "wb") as binary:
+                binary.write(image.getvalue())
         return paths

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from wideflat.committee import SETTINGS
+from wideflat.experiments import committee_figure
+from wideflat.experiments.committee_figure import Case, CommitteeFigure
+from wideflat.experiments.fig1 import Fig1
+from wideflat.experiments.fig6 import Fig6
+
+
+class Small(CommitteeFigure):
+    """SGD fast twice, on 40 patterns: seconds."""
+
+    name, title, claim, quick_means = "fig1", "Small", "None.", "a test"
+
+    def __init__(self, folder, **more):
+        super().__init__(folder, quick=True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **more)
+        fast = SETTINGS["sgd-fast"].but(polish_epochs=100)
+        self.cases = [Case("plain", fast, 3), Case("dropout", fast.but(dropout=0.3), 2)]
+
+    def cost(self):
+        return "seconds"
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    figure = Small(tmp_path_factory.mktemp("small"), methods=("bp",))
+    figure.compute()
+    return figure
+
+
+def test_tables_have_every_solution_and_point(computed):
+    restarts, entropy, energy = (computed.table(name) for name in ("restarts", "entropy", "energy"))
+    assert len(restarts) == 2 * (3 + 2)
+    assert len(entropy) == len(restarts) * 3 and len(energy) == len(restarts) * 2
+    assert (restarts["train_errors"] == 0).all()
+    assert (restarts["phi_bp"] < 0).all() and (restarts["energy"] > 0).all()
+    assert (energy.where(sigma=0)["energy"] == 0).all()
+    assert restarts.provenance["settings"]["dropout"]["dropout"] == 0.3
+
+
+def test_charts_are_drawn_from_the_tables(computed):
+    charts = {chart.name: chart for chart in computed.charts()}
+    assert list(charts) == [
+        "entropy-bp-balanced",
+        "energy-balanced",
+        "test-error-balanced",
+        "balanced-test-error-balanced",
+    ]
+    curve = charts["entropy-bp-balanced"].series[0]
+    assert curve.label == "plain" and np.isfinite(curve.y).all() and np.all(np.diff(curve.y) < 0)
+    assert len(charts["test-error-balanced"].series[1].y) == 4
+
+
+def test_comparison_ranks_and_correlates(computed):
+    comparison = computed.comparison()
+    assert [row[1] for row in comparison.rows] == ["plain", "dropout"]
+    assert any("best first by local energy" in remark for remark in comparison.remarks)
+    assert any("(n = 10)" in remark for remark in comparison.remarks)
+
+
+def test_nothing_is_computed_twice(computed, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("computed again")
+
+    before = computed.table("restarts").rows
+    monkeypatch.setattr(committee_figure, "train", refuse)
+    monkeypatch.setattr(committee_figure, "local_entropy", refuse)
+    computed.compute()
+    assert computed.table("restarts").rows == before
+
+
+def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
+    real, calls = committee_figure.train, []
+
+    def once(*arguments, **options):
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(committee_figure, "train", once)
+    figure = Small(tmp_path, methods=("bp",))
+    with pytest.raises(KeyboardInterrupt):
+        figure.compute()
+    assert figure.write_report().exists()
+    assert [row[1] for row in figure.comparison().rows] == ["plain"]
+
+
+def test_nothing_computed_yet(tmp_path):
+    figure = Small(tmp_path)
+    assert figure.charts() == [] and figure.comparison().rows == []
+
+
+def test_restarts_are_divided_over_the_subsets(tmp_path):
+    figure = Fig1(tmp_path, restarts=50, slow_restarts=15, subsets=3, align=True)
+    assert {case.label: case.restarts for case in figure.cases} == {
+        "sgd-fast": 17,
+        "sgd-slow": 17,
+        "rsgd-fast": 17,
+        "rsgd-slow": 5,
+        "esgd": 17,
+    }
+    assert [case.setting.align for case in figure.cases] == [False, False, True, True, False]
+    assert [case.setting.dropout for case in Fig6(tmp_path, dropouts=(0.0, 0.5)).cases] == [0.0, 0.5]

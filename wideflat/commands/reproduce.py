@@ -1,0 +1,137 @@
+"""``wideflat reproduce``: a table or figure of the paper, computed, drawn and compared with what the paper printed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from wideflat.experiments import ITEMS, experiment
+from wideflat.experiments.experiment import Experiment
+from wideflat.report.terminal import print_table
+
+__all__ = ["Command"]
+
+Item = Literal["all", "fig1", "table1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7"]
+
+#: Fields of the command that every item takes, or that are about the command itself.
+_COMMON = ("item", "out", "quick", "redraw", "json")
+
+
+@dataclass
+class Command:
+    """Compute a table or figure of the paper, draw it, and print paper against measured.
+
+    What is finished is never computed again: interrupt it with Ctrl-C and start the same command again to go on. The
+    tables, figures and a page go to OUT/ITEM (OUT/ITEM-quick for --quick).
+
+    Examples:
+        wideflat reproduce fig1 --quick
+        wideflat reproduce fig1 --restarts 50 --draws balanced random
+        wideflat reproduce table1 --rows cifar10-smallconvnet --algorithms sgd rsgd esgd --seeds 3 --data ~/data
+        wideflat reproduce all --quick
+    """
+
+    item: Annotated[Item, tyro.conf.Positional]
+    """Which table or figure, or all of them."""
+    out: Path = Path("reproduction")
+    """Where everything goes, one folder an item."""
+    quick: bool = False
+    """A reduced form that ends in minutes on two cores, labelled as such everywhere."""
+    redraw: bool = False
+    """Only draw and compare again from the tables that are there."""
+    json: bool = False
+    """Print the comparison as JSON."""
+    data: Path | None = None
+    """Folder of the data sets (default: $WIDEFLAT_DATA, then the usual places)."""
+    allow_altered: bool | None = None
+    """Use data files whose checksum is not the official one, knowingly."""
+    seed: int | None = None
+    """Seed of everything random."""
+    seeds: int | None = None
+    """How many seeds of each training (table1, fig2)."""
+    rows: tuple[str, ...] | None = None
+    """Rows of Table 1 by preset name."""
+    algorithms: tuple[str, ...] | None = None
+    """Which algorithms."""
+    epochs: int | None = None
+    """Another length of the trainings; their schedules are rescaled with it."""
+    limit_data: int | None = None
+    """Train and measure on at most this many images."""
+    models: Path | None = None
+    """A folder of trained models for the correlation figure (fig7), ours or in PGDL's format."""
+    restarts: int | None = None
+    """Restarts of each setting of the committee machine (fig1, fig6)."""
+    slow_restarts: int | None = None
+    """Restarts of rSGD slow (fig1)."""
+    subsets: int | None = None
+    """Training subsets that the restarts are divided over (fig1, fig6)."""
+    draws: tuple[Literal["balanced", "random"], ...] | None = None
+    """How the training patterns are drawn (fig1, fig6)."""
+    methods: tuple[Literal["bp", "ep", "tap", "sample"], ...] | None = None
+    """How the local entropy is computed (fig1, fig6)."""
+    align: bool | None = None
+    """Match the hidden units of replicas before coupling them (fig1)."""
+    dropouts: tuple[float, ...] | None = None
+    """Dropout probabilities (fig6)."""
+
+    def run(self) -> int:
+        """Compute, draw, compare; with ``all``, go on with the next item where one fails."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _COMMON}
+        given = {name: value for name, value in given.items() if value is not None}
+        names = list(ITEMS) if self.item == "all" else [self.item]
+        items = [self._make(name, given) for name in names]
+        if not self.redraw and not self.json:
+            for item in items:
+                print(f"{item.name}: {item.cost()}")
+        failures: list[str] = []
+        for item in items:
+            try:
+                self._reproduce(item)
+            except (ValueError, OSError, RuntimeError) as error:
+                if self.item != "all":
+                    raise
+                failures.append(item.name)
+                print(f"{item.name} failed: {error}")
+        if failures:
+            raise RuntimeError(f"{len(failures)} of {len(items)} items failed: {', '.join(failures)}; see above")
+        return 0
+
+    def _make(self, name: str, given: dict[str, Any]) -> Experiment:
+        kind = experiment(name)
+        known = kind.options()
+        foreign = [option for option in given if option not in known]
+        if foreign and self.item != "all":
+            flags = ", ".join("--" + option.replace("_", "-") for option in foreign)
+            raise ValueError(f"{flags} does not apply to {name}; `wideflat reproduce --help` says what each is for")
+        folder = self.out / (f"{name}-quick" if self.quick else name)
+        return kind(folder, self.quick, **{option: value for option, value in given.items() if option in known})
+
+    def _reproduce(self, item: Experiment) -> None:
+        try:
+            if not self.redraw:
+                item.compute()
+        finally:  # also after Ctrl-C: a report of what is done
+            if any(item.folder.glob("*.csv")):
+                page = item.write_report()
+                self._print(item, page)
+            elif self.redraw:
+                raise FileNotFoundError(f"{item.folder} holds no tables to draw from: run without --redraw first")
+
+    def _print(self, item: Experiment, page: Path) -> None:
+        comparison = item.comparison()
+        if self.json:
+            rows = [dict(zip(comparison.columns, row, strict=True)) for row in comparison.rows]
+            content = {"item": item.name, "label": item.label, "rows": rows, "remarks": list(comparison.remarks)}
+            print(json.dumps({**content, "report": str(page)}, default=str))
+            return
+        print()
+        print_table(comparison.columns, comparison.rows, title=f"{item.title}{' [QUICK]' if item.quick else ''}")
+        if item.label:
+            print(item.label)
+        for remark in comparison.remarks:
+            print(remark)
+        print(f"report: {page.resolve()}")

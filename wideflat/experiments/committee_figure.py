@@ -1,0 +1,371 @@
+"""Figures 1 and 6: local entropy, local energy and test error of committee machines trained in several settings.
+
+Every solution is measured three times: the normalised local entropy Phi(w, d) around it, the local energy
+dE(w, sigma), and its test error. The figure shows whether the three agree on which setting is best.
+
+Tables:
+
+* ``restarts.csv``: one row a solution: how its training ended, its errors, Phi at one distance, dE at one sigma.
+* ``entropy.csv``: one row a point of a local-entropy curve, with the status of its computation.
+* ``energy.csv``: one row a point of a local-energy profile (exact, no sampling: the votes are independent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from wideflat.committee import Setting, Solutions, train
+from wideflat.data import dress_coat
+from wideflat.experiments.correlation import spearman
+from wideflat.experiments.experiment import Comparison, Experiment
+from wideflat.experiments.table import Table
+from wideflat.local_energy import committee_local_energy
+from wideflat.local_entropy import DELTAS, LocalEntropy, local_entropy
+from wideflat.report.chart import Chart, Series
+
+__all__ = ["Case", "CommitteeFigure"]
+
+#: Where solutions are compared by a single number: d/D for Phi, sigma for dE. sigma^2/2 is the d/D of the same noise.
+AT_DISTANCE = 0.125
+AT_SIGMA = 0.5
+
+METHODS = {"bp": "belief propagation", "ep": "expectation propagation", "tap": "TAP", "sample": "sampling"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One curve of the figure.
+
+    Args:
+        label: Its name in tables and legends.
+        setting: How its solutions are trained.
+        restarts: How many there are on each training subset.
+    """
+
+    label: str
+    setting: Setting
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Solutions that share their training patterns: a case on a training subset."""
+
+    case: Case
+    draw: str
+    subset: int
+
+    @property
+    def key(self) -> dict[str, object]:
+        return {"draw": self.draw, "subset": self.subset, "setting": self.case.label}
+
+
+class CommitteeFigure(Experiment):
+    """The experiment behind Figures 1 and 6.
+
+    Args:
+        folder: Where everything goes.
+        quick: The reduced form.
+        data: Not used: the patterns are embedded.
+        seed: Added to the seeds of the training subsets.
+        subsets: How many training subsets are drawn.
+        draws: How each is drawn: ``"balanced"``, ``"random"`` or both.
+        size: How many training patterns a subset has.
+        deltas: Variances of the prior of the local entropy.
+        sigmas: Noise strengths of the local energy.
+        methods: How the local entropy is computed; the first is the one that solutions are compared by.
+    """
+
+    cases: list[Case]
+
+    def __init__(
+        self,
+        folder: Path,
+        quick: bool = False,
+        data: Path | None = None,
+        seed: int = 0,
+        subsets: int = 3,
+        draws: Sequence[str] = ("balanced",),
+        size: int = 500,
+        deltas: Sequence[float] = DELTAS,
+        sigmas: Sequence[float] = tuple(np.linspace(0, 1, 21).round(3).tolist()),
+        methods: Sequence[str] = ("bp", "ep"),
+    ) -> None:
+        super().__init__(folder, quick, data, seed)
+        self.subsets, self.draws, self.size = subsets, tuple(draws), size
+        self.deltas, self.sigmas, self.methods = tuple(deltas), tuple(sigmas), tuple(methods)
+
+    # ---- compute
+
+    def groups(self) -> Iterator[Group]:
+        """All cases on all training subsets, cheap ones of every case first."""
+        for draw in self.draws:
+            for subset in range(self.subsets):
+                for case in self.cases:
+                    yield Group(case, draw, subset)
+
+    def compute(self) -> None:
+        """Train and measure each group, write the tables after each: what is there can always be drawn."""
+        done: list[tuple[Group, Solutions, dict[str, LocalEntropy]]] = []
+        for group in self.groups():
+            solutions = self._train(group)
+            done.append(
+                (group, solutions, {method: self._entropy(group, solutions, method) for method in self.methods})
+            )
+            self._write_tables(done)
+
+    def _path(self, group: Group, ending: str) -> Path:
+        return self.folder / "solutions" / f"{group.draw}-{group.subset}" / f"{group.case.label}{ending}"
+
+    def _train(self, group: Group) -> Solutions:
+        path = self._path(group, ".npz")
+        if path.exists():
+            return Solutions.load(path)
+        patterns = dress_coat.load(self.size, group.draw, self.seed + group.subset)
+        checkpoint = self._path(group, ".checkpoint")
+        solutions = train(
+            group.case.setting,
+            patterns.inputs,
+            patterns.targets,
+            seeds=range(group.case.restarts),
+            test_inputs=patterns.test_inputs,
+            test_targets=patterns.test_targets,
+            checkpoint=checkpoint,
+            source=patterns.source,
+        )
+        solutions.name = group.case.label
+        solutions.save(path)
+        checkpoint.unlink(missing_ok=True)
+        return solutions
+
+    def _entropy(self, group: Group, solutions: Solutions, method: str) -> LocalEntropy:
+        path = self._path(group, f"-{method}.npz")
+        if path.exists():
+            return LocalEntropy.load(path)
+        curves = local_entropy(
+            solutions.weights, solutions.inputs, solutions.targets, deltas=self.deltas, method=method, progress=True
+        )
+        curves.save(path)
+        return curves
+
+    def _write_tables(self, done: Sequence[tuple[Group, Solutions, dict[str, LocalEntropy]]]) -> None:
+        about = self.provenance(size=self.size, settings={g.case.label: _options(g.case.setting) for g, _, _ in done})
+        restarts = Table(
+            ["draw", "subset", "setting", "seed", "epochs", "stop", "reached", "errors_before", "train_errors"]
+            + ["polish_movement", "test_error", "balanced_test_error", "unit_overlap", "energy"]
+            + [f"phi_{method}" for method in self.methods],
+            provenance={**about, "phi at d/D": AT_DISTANCE, "energy at sigma": AT_SIGMA},
+        )
+        entropy = Table(
+            ["draw", "subset", "setting", "seed", "method", "delta", "distance", "phi", "log_z", "converged", "errors"],
+            provenance=about,
+        )
+        energy = Table(["draw", "subset", "setting", "seed", "sigma", "energy"], provenance=about)
+        for group, solutions, curves in done:
+            profiles = committee_local_energy(
+                solutions.weights, solutions.inputs, solutions.targets, [*self.sigmas, AT_SIGMA]
+            )
+            overlap = _unit_overlap(solutions.weights)
+            for r, seed in enumerate(solutions.seeds):
+                key = {**group.key, "seed": seed}
+                for sigma, value in zip(self.sigmas, profiles[r], strict=False):
+                    energy.add(**key, sigma=sigma, energy=value)
+                phis = {}
+                for method, curve in curves.items():
+                    for t, delta in enumerate(self.deltas):
+                        entropy.add(
+                            **key,
+                            method=method,
+                            delta=delta,
+                            distance=curve.relative_distance[r, t],
+                            phi=curve.phi[r, t],
+                            log_z=curve.log_z[r, t],
+                            converged=curve.converged[r, t],
+                            errors=solutions.train_errors[r],
+                        )
+                    if solutions.train_errors[r] == 0:
+                        phis[f"phi_{method}"] = curve.at(AT_DISTANCE)[r]
+                restarts.add(
+                    **key,
+                    **phis,
+                    epochs=solutions.epochs[r],
+                    stop=solutions.stop[r],
+                    reached=solutions.reached[r],
+                    errors_before=solutions.errors_before[r],
+                    train_errors=solutions.train_errors[r],
+                    polish_movement=solutions.polish_movement[r],
+                    test_error=solutions.test_error[r],
+                    balanced_test_error=solutions.balanced_test_error[r],
+                    unit_overlap=overlap[r],
+                    energy=profiles[r, -1],
+                )
+        for name, table in (("entropy", entropy), ("energy", energy), ("restarts", restarts)):
+            table.save(self.folder / f"{name}.csv")
+
+    # ---- draw
+
+    def charts(self) -> list[Chart]:
+        """For each draw: local entropy by each method, local energy, test error, balanced test error."""
+        restarts, entropy, energy = (self.table(name) for name in ("restarts", "entropy", "energy"))
+        if restarts is None or entropy is None or energy is None:
+            return []
+        charts = []
+        for draw in restarts.unique("draw"):
+            few = draw if len(restarts.unique("draw")) > 1 else ""
+            ending = f", {draw} draw" if few else ""
+            mine = restarts.where(draw=draw)
+            settings = mine.unique("setting")
+            for method in entropy.unique("method"):
+                curves = entropy.where(draw=draw, method=method)
+                charts.append(
+                    Chart(
+                        f"entropy-{method}-{draw}",
+                        f"Local entropy by {METHODS[method]}{ending}",
+                        "distance d/D",
+                        "Φ(w, d)",
+                        [_mean_curve(curves.where(setting=setting), setting) for setting in settings],
+                        caption="Mean and standard deviation over solutions without training errors; points that did "
+                        "not converge are left out. Higher is flatter.",
+                    )
+                )
+            charts.append(
+                Chart(
+                    f"energy-{draw}",
+                    f"Local energy{ending}",
+                    "perturbation σ",
+                    "δE, training error",
+                    [_mean_profile(energy.where(draw=draw, setting=setting), setting) for setting in settings],
+                    caption="Mean and standard deviation over restarts; the expectation over the noise is exact. "
+                    "Lower is flatter.",
+                )
+            )
+            for column, title in (("test_error", "Test error"), ("balanced_test_error", "Balanced test error")):
+                series = [Series(name, [], 100 * mine.where(setting=name)[column]) for name in settings]
+                charts.append(
+                    Chart(
+                        f"{column.replace('_', '-')}-{draw}",
+                        f"{title}{ending}",
+                        "",
+                        f"{title.lower()} (%)",
+                        series,
+                        kind="distribution",
+                        caption="Every restart, and their mean and standard deviation.",
+                    )
+                )
+        return charts
+
+    def comparison(self) -> Comparison:
+        """Settings by flatness and test error, their order under each measure, rank correlations of the measures."""
+        method = self.methods[0]
+        columns = ["draw", "setting", "n", "solved", "with polish", "test error %", "balanced %"]
+        columns += [f"Φ·10³ at d/D {AT_DISTANCE:g} ({method})", f"δE % at σ {AT_SIGMA:g}", "epochs"]
+        restarts = self.table("restarts")
+        if restarts is None:
+            return Comparison(columns, [], ["Nothing has been computed yet."])
+        rows, remarks = [], []
+        for draw in restarts.unique("draw"):
+            mine = restarts.where(draw=draw)
+            for setting in mine.unique("setting"):
+                part = mine.where(setting=setting)
+                rows.append(
+                    [
+                        draw,
+                        setting,
+                        len(part),
+                        _share(part["errors_before"] == 0),
+                        _share(part["train_errors"] == 0),
+                        _mean_and_spread(100 * part["test_error"]),
+                        _mean_and_spread(100 * part["balanced_test_error"]),
+                        _mean_and_spread(1e3 * part[f"phi_{method}"]),
+                        _mean_and_spread(100 * part["energy"]),
+                        f"{part['epochs'].mean():.0f}",
+                    ]
+                )
+            remarks += self.findings(mine, draw)
+        return Comparison(columns, rows, remarks)
+
+    def findings(self, restarts: Table, draw: str) -> list[str]:
+        """In words: the order of the settings under each measure, and how the measures correlate over all solutions."""
+        method = self.methods[0]
+        best_first = {
+            "test error": ("test_error", 1),
+            "balanced test error": ("balanced_test_error", 1),
+            f"local entropy ({method})": (f"phi_{method}", -1),
+            "local energy": ("energy", 1),
+        }
+        sentences = []
+        for measure, (column, sign) in best_first.items():
+            means = {
+                name: np.nanmean(restarts.where(setting=name)[column]) if _any(restarts, name, column) else np.nan
+                for name in restarts.unique("setting")
+            }
+            order = sorted((name for name in means if np.isfinite(means[name])), key=lambda name: sign * means[name])
+            sentences.append(f"{draw.capitalize()} draw, best first by {measure}: {', '.join(order)}.")
+        pairs = [
+            (f"phi_{method}", "energy", "local entropy and local energy"),
+            (f"phi_{method}", "test_error", "local entropy and test error"),
+            ("energy", "test_error", "local energy and test error"),
+        ]
+        correlations = []
+        for first, second, words in pairs:
+            found = spearman(restarts[first], restarts[second])
+            correlations.append(f"{words} {found.r:+.2f} (n = {found.n})")
+        sentences.append(f"{draw.capitalize()} draw, rank correlation over all solutions: {'; '.join(correlations)}.")
+        return sentences
+
+
+def _any(table: Table, setting: str, column: str) -> bool:
+    return bool(np.isfinite(table.where(setting=setting)[column]).any())
+
+
+def _options(setting: Setting) -> dict[str, object]:
+    return {name: value for name, value in vars(setting).items() if name not in ("note", "typical_epochs")}
+
+
+def _share(flags: np.ndarray) -> str:
+    return f"{int(flags.sum())}/{len(flags)}"
+
+
+def _mean_and_spread(values: np.ndarray) -> str:
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return "–"
+    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}"
+
+
+def _unit_overlap(weights: torch.Tensor) -> np.ndarray:
+    """Mean cosine between different hidden units of each solution."""
+    gram = weights.double() @ weights.double().mT
+    hidden = weights.shape[1]
+    off = gram.sum((1, 2)) - gram.diagonal(dim1=1, dim2=2).sum(1)
+    return (off / max(hidden * (hidden - 1), 1)).numpy()
+
+
+def _mean_curve(points: Table, label: str) -> Series:
+    """Mean and spread of local-entropy curves over solutions, on a grid of distances that all of them reach."""
+    points = points.where(converged=True, errors=0)
+    keys = dict.fromkeys(zip(points["subset"], points["seed"], strict=True))
+    curves = [points.where(subset=subset, seed=seed) for subset, seed in keys]
+    curves = [curve for curve in curves if len(curve) > 1]
+    if not curves:
+        return Series(label, [], [])
+    low = max(curve["distance"].min() for curve in curves)
+    high = min(curve["distance"].max() for curve in curves)
+    if not low < high:
+        return Series(label, [], [])
+    grid = np.geomspace(low, high, 25)
+    values = np.array([np.interp(np.log(grid), np.log(c["distance"]), c["phi"]) for c in curves])
+    return Series(label, grid, values.mean(0), error=values.std(0, ddof=1) if len(values) > 1 else None)
+
+
+def _mean_profile(points: Table, label: str) -> Series:
+    sigmas = points.unique("sigma")
+    values = [points.where(sigma=sigma)["energy"] for sigma in sigmas]
+    spread = [value.std(ddof=1) if len(value) > 1 else 0.0 for value in values]
+    return Series(label, sigmas, [value.mean() for value in values], error=spread)

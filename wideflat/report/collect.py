@@ -1,0 +1,265 @@
+"""What a report is made from: every run, experiment and measurement found under the given paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wideflat.committee import Solutions
+from wideflat.experiments import ITEMS, experiment
+from wideflat.experiments.experiment import Experiment
+from wideflat.experiments.table import Table
+from wideflat.local_energy import LocalEnergy
+from wideflat.local_entropy import LocalEntropy
+from wideflat.report.chart import Chart, Series
+from wideflat.report.page import Page
+from wideflat.report.terminal import print_table
+from wideflat.runs import Run
+
+__all__ = ["Findings", "collect", "write_report"]
+
+
+@dataclass
+class Findings:
+    """Everything found, by kind; ``unread`` names files that look like ours but could not be read, with the reason."""
+
+    experiments: list[Experiment] = field(default_factory=list)
+    runs: dict[str, Run] = field(default_factory=dict)
+    energies: dict[str, LocalEnergy] = field(default_factory=dict)
+    entropies: dict[str, LocalEntropy] = field(default_factory=dict)
+    solutions: dict[str, Solutions] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.experiments or self.runs or self.energies or self.entropies or self.solutions)
+
+
+def collect(paths: Sequence[Path]) -> Findings:
+    """Look through files and folders, and all folders below them.
+
+    The parts of an experiment (its runs, its solutions) belong to the experiment and are not listed again.
+    """
+    found = Findings()
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist: give run directories, results or folders of them")
+        _collect(path, path if path.is_dir() else path.parent, found)
+    if not found:
+        more = "".join(f"\n  {name}: {reason}" for name, reason in found.unread.items())
+        raise ValueError(f"nothing to report in {', '.join(map(str, paths))}: no run, experiment or measurement{more}")
+    return found
+
+
+def _collect(path: Path, root: Path, found: Findings) -> None:
+    label = str(path.relative_to(root)) if path != root else root.resolve().name
+    if path.is_file():
+        reader = {".json": _read_profile, ".npz": _read_arrays}.get(path.suffix)
+        if reader is not None:
+            _attempt(reader, path, label, found)
+        return
+    item = _item_of(path)
+    if item is not None:
+        found.experiments.append(item)
+        return
+    if (path / "config.json").exists():
+        _attempt(_read_run, path, label, found)
+    for inner in sorted(path.iterdir()):
+        if not inner.name.startswith(".") and inner.name not in ("checkpoints", "snapshots", "tensorboard", "figures"):
+            _collect(inner, root, found)
+
+
+def _attempt(reader: Any, path: Path, label: str, found: Findings) -> None:
+    try:
+        reader(path, label, found)
+    except (ValueError, OSError, RuntimeError, KeyError) as error:
+        found.unread[str(path)] = str(error)
+
+
+def _read_run(path: Path, label: str, found: Findings) -> None:
+    found.runs[label] = Run.open(path)
+
+
+def _read_arrays(path: Path, label: str, found: Findings) -> None:
+    with np.load(path, allow_pickle=False) as content:
+        names = set(content.files)
+    label = label.removesuffix(".npz")
+    if {"deltas", "phi"} <= names:
+        found.entropies[label] = LocalEntropy.load(path)
+    elif {"weights", "metadata"} <= names:
+        found.solutions[label] = Solutions.load(path)
+
+
+def _read_profile(path: Path, label: str, found: Findings) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
+        found.energies[label.removesuffix(".json")] = LocalEnergy.load(path)
+
+
+def _item_of(folder: Path) -> Experiment | None:
+    """The experiment whose tables lie in a folder, if any do."""
+    for path in sorted(folder.glob("*.csv")):
+        if not path.with_suffix(".json").exists():
+            continue
+        about = Table.load(path).provenance
+        if about.get("item") in ITEMS:
+            return experiment(about["item"])(folder, quick=bool(about.get("label")))
+    return None
+
+
+def write_report(found: Findings, path: Path, title: str = "wideflat report") -> None:
+    """Write one self-contained page of everything found."""
+    page = Page(title, _subtitle(found))
+    if found.unread:
+        page.paragraph("Not read: " + "; ".join(f"{name} ({why})" for name, why in found.unread.items()), "warning")
+    if found.runs:
+        columns, rows = summary(found.runs)
+        page.section("Summary")
+        page.table(columns, rows, caption="Runs: paper against measured")
+        page.section("Learning curves")
+        page.charts(*_learning_curves(found.runs))
+    taken: set[str] = set()
+    for item in found.experiments:
+        charts = item.charts()
+        for chart in charts:
+            chart.name = _unique(f"{item.name}-{chart.name}", taken)
+            if item.label:
+                chart.title = f"[QUICK] {chart.title}"
+        item.add_to(page, charts)
+    if found.energies:
+        page.section("Local energy")
+        page.charts(_energy_chart(found.energies))
+        for label, profile in found.energies.items():
+            page.details(f"Conventions of {label}", profile.conventions)
+    if found.entropies:
+        page.section("Local entropy")
+        page.charts(_entropy_chart(found.entropies))
+    if found.solutions:
+        page.section("Test errors of committee machines")
+        series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
+        page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
+    if found.runs:
+        page.section("Configurations")
+        for label, run in found.runs.items():
+            page.details(f"Configuration of {label}", run.config)
+            for start in run.metrics("environment")[-1:]:
+                page.details(f"Where {label} was trained", start)
+    page.write(path)
+
+
+def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
+    """Columns and rows of the table of runs: what, how far, errors, the paper's error."""
+    columns = ["run", "preset", "algorithm", "seed", "epochs", "train error %", "test error %", "paper %"]
+    rows: list[list[object]] = []
+    for label, run in runs.items():
+        about = run.config.get("experiment", {})
+        result = run.result()
+        last = result or (run.metrics() or [{}])[-1]
+        paper, spread = about.get("paper_error"), about.get("paper_spread")
+        rows.append(
+            [
+                label,
+                about.get("name", "–"),
+                about.get("algorithm", "–"),
+                run.config.get("options", {}).get("seed", "–"),
+                f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
+                _percent(last.get("train_error")),
+                _percent(last.get("test_error")),
+                "–" if paper is None else f"{paper:g}" + (f" ± {spread:g}" if spread is not None else ""),
+            ]
+        )
+    return columns, rows
+
+
+def print_summary(found: Findings) -> None:
+    """The same table in the terminal."""
+    if found.runs:
+        print_table(*summary(found.runs))
+    for item in found.experiments:
+        comparison = item.comparison()
+        print_table(comparison.columns, comparison.rows, title=item.title)
+
+
+def _subtitle(found: Findings) -> str:
+    parts = [
+        (len(found.runs), "run"),
+        (len(found.experiments), "experiment"),
+        (len(found.energies), "local-energy profile"),
+        (len(found.entropies), "local-entropy result"),
+        (len(found.solutions), "set of solutions"),
+    ]
+    return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, number = name, 2
+    while candidate in taken:
+        candidate, number = f"{name}-{number}", number + 1
+    taken.add(candidate)
+    return candidate
+
+
+def _learning_curves(runs: dict[str, Run]) -> list[Chart]:
+    """Errors, loss, and where there are replicas their distance and gamma, against passes over the data."""
+    kinds = [
+        ("test_error", "Test error", "test error (%)", 100, "linear"),
+        ("train_error", "Training error", "training error (%)", 100, "linear"),
+        ("train_loss", "Training loss", "loss", 1, "log"),
+        ("distance", "Distance of the replicas from their barycenter", "half the squared distance", 1, "log"),
+        ("gamma", "Strength of the coupling", "γ", 1, "log"),
+        ("lr", "Learning rate", "η", 1, "log"),
+    ]
+    charts = []
+    for key, title, label, scale, axis in kinds:
+        series = []
+        for name, run in runs.items():
+            rows = [row for row in run.metrics() if isinstance(row.get(key), (int, float))]
+            if rows and (axis == "linear" or any(row[key] > 0 for row in rows)):
+                x = [row.get("passes", row["epoch"]) for row in rows]
+                y = [scale * row[key] if axis == "linear" or row[key] > 0 else float("nan") for row in rows]
+                series.append(Series(name, x, y))
+        if series:
+            charts.append(
+                Chart(f"runs-{key.replace('_', '-')}", title, "passes over the data", label, series, y_scale=axis)
+            )
+    return charts
+
+
+def _energy_chart(energies: dict[str, LocalEnergy]) -> Chart:
+    series = [Series(label, p.sigmas, 100 * p.mean, error=100 * p.stderr) for label, p in energies.items()]
+    return Chart(
+        "local-energy",
+        "Local energy",
+        "perturbation σ",
+        "δE (% of the metric)",
+        series,
+        caption="Mean and standard error over the noise. Compare only profiles measured under the same conventions.",
+    )
+
+
+def _entropy_chart(entropies: dict[str, LocalEntropy]) -> Chart:
+    series = []
+    for label, curve in entropies.items():
+        distance, phi, converged = (
+            np.atleast_2d(np.asarray(a)) for a in (curve.relative_distance, curve.phi, curve.converged)
+        )
+        for r in range(len(distance)):
+            keep = converged[r].astype(bool)
+            name = label if len(distance) == 1 else f"{label} {r}"
+            series.append(Series(name, distance[r][keep], phi[r][keep]))
+    return Chart(
+        "local-entropy",
+        "Local entropy",
+        "distance d/D",
+        "Φ(w, d)",
+        series,
+        caption="Points that did not converge are left out.",
+    )
