@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
@@ -47,6 +49,7 @@ def refresh_batch_norm(
     *,
     forward: Callable[[nn.Module, Any], object] | None = None,
     num_batches: int | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Recompute the running statistics of all batch-norm layers as plain averages over the batches of ``loader``.
 
@@ -61,6 +64,9 @@ def refresh_batch_norm(
             passed as keyword arguments; all moved to the device of the model.
         forward: Called as ``forward(model, batch)`` instead, for any other kind of batch.
         num_batches: Use that many batches at most.
+        group: Merge the statistics of the processes in this group, for example ``torch.distributed.group.WORLD``, each
+            of which gives its own part of the training data: the result is that of one process with all batches. All
+            processes of the group call it; one without data takes part.
 
     Raises:
         ValueError: If there is no batch: the statistics would be those of nothing.
@@ -86,8 +92,9 @@ def refresh_batch_norm(
             yield _Batch(batch)
 
     try:
-        update_bn(batches(), _OnlyBatchNormTrains(model, forward or _forward))
-        if not seen:
+        with _merged(norms, lambda: seen, group):
+            update_bn(batches(), _OnlyBatchNormTrains(model, forward or _forward))
+        if not seen and group is None:
             raise ValueError("refresh_batch_norm needs at least one batch, got an empty loader; pass training data")
     except BaseException:
         with torch.no_grad():
@@ -99,6 +106,43 @@ def refresh_batch_norm(
             norm.momentum = momentum
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def _merged(norms: list[_BatchNorm], seen: Callable[[], int], group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Average over the processes of a group the statistics that each gathers within the block, by their batches.
+
+    A process that raises within it tells the others, so that none waits for it.
+    """
+    if group is None:
+        yield
+        return
+    failure: BaseException | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    reports: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(reports, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
+    if failure is not None:
+        raise failure
+    for rank, report in enumerate(reports):
+        if report is not None:
+            raise RuntimeError(f"refresh_batch_norm failed on process {rank} of the group: {report}")
+    device = next(norms[0].buffers()).device
+    total = torch.tensor(float(seen()), dtype=torch.float64, device=device)
+    dist.all_reduce(total, group=group)
+    if not total > 0:
+        raise ValueError("refresh_batch_norm needs at least one batch, got an empty loader on every process")
+    with torch.no_grad():
+        for norm in norms:
+            assert norm.running_mean is not None and norm.running_var is not None
+            for buffer in (norm.running_mean, norm.running_var):
+                part = buffer.double() * seen() if seen() else torch.zeros_like(buffer, dtype=torch.float64)
+                dist.all_reduce(part, group=group)
+                buffer.copy_(part / total)
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.copy_(total)
 
 
 def _forward(model: nn.Module, batch: Any) -> object:

@@ -1,0 +1,89 @@
+"""Ranks for the tests: real processes with gloo between them on loopback, each test bounded in time."""
+
+import multiprocessing
+import runpy
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+#: What every rank needs, imported once in a process that all ranks are forked from.
+PRELOAD = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.hf_storage",
+    "torch.nn.parallel",
+    "wideflat",
+    "wideflat.replica_mesh",
+]
+
+
+class RankError(AssertionError):
+    """A rank of a test raised or did not end; the message holds what every rank reported."""
+
+
+@pytest.fixture
+def ranks():
+    """A function ``ranks(function, world_size, *arguments)``: calls the function on every rank and lists the results.
+
+    The function lives at the top of a test module. With ``errors=True`` a rank's exception is its result, as the
+    pair (name of the type, message). No rank lives longer than ``timeout`` seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+
+    def run(function, world_size, *arguments, timeout=60.0, errors=False):
+        # The store lives in this process, as it does in the agent of torchrun.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        processes = []
+        try:
+            for rank, (_, sender) in enumerate(pipes):
+                names = {
+                    "FILE": function.__code__.co_filename,
+                    "FUNCTION": function.__name__,
+                    "ARGUMENTS": arguments,
+                    "RANK": rank,
+                    "WORLD_SIZE": world_size,
+                    "PORT": store.port,
+                    "SENDER": sender,
+                }
+                script = str(Path(__file__).with_name("rank.py"))
+                processes.append(context.Process(target=runpy.run_path, args=(script, names, "__rank__"), daemon=True))
+                processes[-1].start()
+                sender.close()
+            return _results([receiver for receiver, _ in pipes], time.monotonic() + timeout, errors)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+    return run
+
+
+def _results(receivers, deadline, errors):
+    reports = {}
+    while len(reports) < len(receivers):
+        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in reports]
+        ready = wait(waiting, max(deadline - time.monotonic(), 0))
+        if not ready:
+            missing = [rank for rank in range(len(receivers)) if rank not in reports]
+            raise RankError(f"ranks {missing} did not end in time; the others reported {reports}")
+        for receiver in ready:
+            try:
+                reports[receivers.index(receiver)] = receiver.recv()
+            except EOFError:
+                reports[receivers.index(receiver)] = ("died", "", "")
+    results = []
+    for rank in range(len(receivers)):
+        kind, value, _ = reports[rank]
+        if kind == "returned":
+            results.append(value)
+        elif errors:
+            results.append((kind, value))
+        else:
+            raise RankError("\n".join(f"rank {r}: {reports[r][0]} {reports[r][2]}" for r in range(len(receivers))))
+    return results
