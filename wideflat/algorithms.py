@@ -23,7 +23,6 @@ All of them are one object here, :class:`Learner`, so that the training loop doe
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,6 +34,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 import wideflat
+from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.presets import Preset
 from wideflat.seeds import derive_seed
 
@@ -56,11 +56,7 @@ class Learner:
         self.replicas = wideflat.Replicas(lambda: make_network(next(count)), experiment.num_replicas)
         self.networks: list[nn.Module] = list(self.replicas)
         self.optimizers = [_optimizer(experiment, network, seed, a) for a, network in enumerate(self.networks)]
-        self.coupling: Any = None
-        if experiment.algorithm in ("rsgd", "rsgdxy"):
-            self.coupling = wideflat.ReplicaCoupling(
-                self.replicas, period=experiment.period, optimizer=self.optimizers[0]
-            )
+        self.coupling = _coupling(experiment, self.replicas, self.optimizers)
         self.focusing: list[wideflat.Focusing] = []
 
     # ---- before training
@@ -79,33 +75,36 @@ class Learner:
                 returns the loss; called only for the automatic gamma0 of Entropy-SGD.
             total_steps: Iterations of the whole training.
         """
-        experiment = self.experiment
-        for a, target in enumerate(self._targets()):
-            gamma0 = experiment.gamma0
-            if gamma0 is None:
-                if self.coupling is not None:
-                    gamma0 = self.coupling.initial_gamma(losses())
-                else:
-                    buffers = copy.deepcopy(dict(self.networks[a].named_buffers()))
-                    gamma0 = wideflat.automatic_gamma0(target, gradients(a))
-                    for name, buffer in self.networks[a].named_buffers():
-                        buffer.copy_(buffers[name])
-            self.focusing.append(
-                wideflat.Focusing(
-                    target,
-                    factor=experiment.gamma_factor,
-                    total=total_steps,
-                    kind=experiment.focusing if gamma0 else "constant",
-                    gamma0=gamma0,
-                    gamma_max=gamma0 if experiment.focusing == "cosine" else None,
-                )
-            )
-
-    def _targets(self) -> list[Any]:
-        """What has a gamma: the coupling, or every Entropy-SGD."""
+        x = self.experiment
+        entropic = [
+            opt for opt in self.optimizers if isinstance(opt, wideflat.EntropySGD) and x.algorithm != "lookahead"
+        ]
+        for a, optimizer in enumerate(entropic):
+            gamma0 = self._automatic_gamma0(a, gradients(a)) if x.gamma0 is None else x.gamma0
+            self._focus(optimizer, gamma0, x.gamma_factor, x.focusing, total_steps)
         if self.coupling is not None:
-            return [self.coupling]
-        return [opt for opt in self.optimizers if isinstance(opt, wideflat.EntropySGD)]
+            parle = x.algorithm == "parle"
+            chosen = x.replica_gamma0 if parle else x.gamma0
+            gamma0 = self.coupling.initial_gamma(losses()) if chosen is None else chosen
+            factor, kind = (x.replica_gamma_factor, x.replica_focusing) if parle else (x.gamma_factor, x.focusing)
+            self._focus(self.coupling, gamma0, factor, kind, total_steps)
+
+    def _automatic_gamma0(self, a: int, gradients: Callable[[], Tensor]) -> float:
+        """gamma0 of Entropy-SGD from one loop without pull; the batch-norm statistics it moves are put back."""
+        optimizer = self.optimizers[a]
+        assert isinstance(optimizer, wideflat.EntropySGD)
+        before = [(buffer, buffer.clone()) for buffer in self.networks[a].buffers()]
+        gamma0 = wideflat.automatic_gamma0(optimizer, gradients)
+        for buffer, value in before:
+            buffer.copy_(value)
+        return gamma0
+
+    def _focus(self, target: Any, gamma0: float, factor: float, kind: str, total_steps: int) -> None:
+        gamma_max = gamma0 if kind == "cosine" else None
+        kind = kind if gamma0 else "constant"
+        self.focusing.append(
+            wideflat.Focusing(target, factor, total_steps, kind=kind, gamma0=gamma0, gamma_max=gamma_max)
+        )
 
     # ---- an iteration
 
@@ -117,7 +116,7 @@ class Learner:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["inner_lr" if inner else "lr"] = value
-        if self.coupling is not None:
+        if self.coupling is not None and experiment.algorithm != "parle":  # which couples at its outer steps
             self.coupling.period = experiment.period_at(tau)
 
     def zero_grad(self) -> None:
@@ -139,10 +138,13 @@ class Learner:
             if scaler is not None:
                 for optimizer in self.optimizers:
                     scaler.unscale_(optimizer)
-            if self.coupling is not None:
+            after_the_step = self.experiment.algorithm == "parle"
+            if self.coupling is not None and not after_the_step:
                 self.coupling.couple()
             for optimizer in self.optimizers:
                 optimizer.step() if scaler is None else scaler.step(optimizer)
+            if self.coupling is not None and after_the_step:
+                self.coupling.couple()
             if scaler is not None:
                 scaler.update()
         for focusing in self.focusing:
@@ -157,12 +159,17 @@ class Learner:
         return self.experiment.algorithm not in ("sgd", "sam")
 
     def center(self) -> nn.Module:
-        """A copy of the center: the network, w of Entropy-SGD, or the barycenter. Batch norm is not refreshed."""
+        """A copy of the center: see the table above. Its batch norm is not refreshed."""
         with contextlib.ExitStack() as stack:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, wideflat.EntropySGD):
                     stack.enter_context(optimizer.center())
-            return self.replicas.barycenter()
+            center = self.replicas.barycenter()
+        if isinstance(self.coupling, EASGD):
+            trainable = [p.detach() for p in center.parameters() if p.requires_grad]
+            with torch.no_grad():
+                torch._foreach_copy_(trainable, self.coupling.center)
+        return center
 
     def figures(self) -> dict[str, Any]:
         """Learning rate, gamma, K and the mean distance of the replicas to their barycenter, where they exist."""
@@ -170,9 +177,11 @@ class Learner:
         row: dict[str, Any] = {"lr": group["inner_lr" if self.experiment.algorithm == "lookahead" else "lr"]}
         if self.focusing:
             row["gamma"] = self.focusing[0].gamma
-        if len(self.networks) > 1:
-            row["period"] = self.experiment.period if self.coupling is None else self.coupling.period
+        if self.coupling is not None:
+            row["period"] = self.coupling.period
             row["distance"] = float(self.replicas.distances().mean())
+            if len(self.focusing) > 1:
+                row["replica_gamma"] = self.focusing[-1].gamma
         return row
 
     def inner_distance(self) -> float | None:
@@ -213,7 +222,7 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
     else:
         base = partial(torch.optim.SGD, momentum=x.momentum, nesterov=x.nesterov, weight_decay=x.weight_decay)
     parameters = list(network.parameters())
-    if x.algorithm in ("sgd", "rsgd", "rsgdxy"):
+    if x.algorithm in ("sgd", "rsgd", "rsgdxy", "easgd"):
         return base(parameters, lr=x.lr)
     if x.algorithm in ("esgd", "parle"):
         return wideflat.EntropySGD(
@@ -230,4 +239,40 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
             inner=base if x.optimizer == "rmsprop" else None,
             seed=derive_seed(seed, "langevin", a),
         )
-    raise NotImplementedError(x.algorithm)
+    if x.algorithm == "lookahead":
+        momenta = {"momentum": x.momentum, "nesterov": x.nesterov, "weight_decay": x.weight_decay}
+        return Lookahead(
+            parameters,
+            lr=x.lr,
+            inner_lr=x.inner_lr,
+            inner_steps=x.inner_steps,
+            **({"inner": base} if x.optimizer == "rmsprop" else momenta),
+        )
+    return SAM(parameters, base, rho=x.rho, lr=x.lr)
+
+
+class _Parle(Parle):
+    """Parle whose replicas have an Entropy-SGD each, so that the noise of a replica does not depend on the others."""
+
+    def __init__(self, replicas: wideflat.Replicas, optimizers: Sequence[Optimizer]) -> None:
+        first = optimizers[0]
+        assert isinstance(first, wideflat.EntropySGD)
+        super().__init__(replicas, first)
+        self.optimizers = optimizers
+
+    def _rates(self) -> dict[Tensor, float]:
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return {p: float(group["lr"]) for group in groups for p in group["params"]}
+
+
+def _coupling(
+    experiment: Preset, replicas: wideflat.Replicas, optimizers: Sequence[Optimizer]
+) -> wideflat.ReplicaCoupling | None:
+    """The attraction between the replicas, for the algorithms that have it."""
+    if experiment.algorithm in ("rsgd", "rsgdxy"):
+        return wideflat.ReplicaCoupling(replicas, period=experiment.period, optimizer=optimizers[0])
+    if experiment.algorithm == "easgd":
+        return EASGD(replicas, period=experiment.period)
+    if experiment.algorithm == "parle":
+        return _Parle(replicas, optimizers)
+    return None

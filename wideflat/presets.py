@@ -63,7 +63,8 @@ def _one_of(field: str, value: str, known: Any) -> None:
         raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Any) -> str:
+    """Which of the known names was perhaps meant, and all of them; for the end of an error message."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return (f"Did you mean {near[0]!r}? " if near else "") + f"There are {', '.join(sorted(known))}."
 
@@ -108,6 +109,10 @@ class Preset:
         gamma0: The first gamma (the largest one for cosine focusing); None for the automatic one.
         gamma_factor: What gamma is multiplied with from the first to the last iteration.
         focusing: ``exponential``, ``cosine`` or ``constant``.
+        replica_gamma0: Of Parle: the first gamma between replicas, as ``gamma0`` is that within each; None for the
+            automatic one.
+        replica_gamma_factor: The same for ``gamma_factor``.
+        replica_focusing: The same for ``focusing``.
         rho: Of SAM: the radius of the ball.
         paper_error: Test error in Table 1, in percent; None where the table is blank.
         paper_spread: Its spread in Table 1; None where none is printed.
@@ -145,6 +150,9 @@ class Preset:
     gamma0: float | None = 0.0
     gamma_factor: float = 1.0
     focusing: str = "constant"
+    replica_gamma0: float | None = 0.0
+    replica_gamma_factor: float = 1.0
+    replica_focusing: str = "constant"
     rho: float = 0.0
     paper_error: float | None = None
     paper_spread: float | None = None
@@ -157,6 +165,7 @@ class Preset:
         _one_of("augmentation", self.augmentation, ("none", "standard", "autoaugment", "fast-autoaugment"))
         _one_of("optimizer", self.optimizer, ("sgd", "rmsprop"))
         _one_of("focusing", self.focusing, ("exponential", "cosine", "constant"))
+        _one_of("replica_focusing", self.replica_focusing, ("exponential", "cosine", "constant"))
         for field in ("epochs", "batch_size", "num_replicas", "period", "inner_steps", "num_classes", "image_size"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -167,10 +176,13 @@ class Preset:
         for field in ("momentum", "alpha"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field} must be in [0, 1), got {getattr(self, field)!r}")
-        if self.gamma0 is not None and not self.gamma0 >= 0:
-            raise ValueError(f"gamma0 must be >= 0, or None for the automatic one, got {self.gamma0!r}")
-        if not self.gamma_factor > 0:
-            raise ValueError(f"gamma_factor must be > 0, got {self.gamma_factor!r}")
+        for field in ("gamma0", "replica_gamma0"):
+            value = getattr(self, field)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{field} must be >= 0, or None for the automatic one, got {value!r}")
+        for field in ("gamma_factor", "replica_gamma_factor"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} must be > 0, got {getattr(self, field)!r}")
         for change in self.period_changes:
             if change[1] < 1:
                 raise ValueError(f"a period must be >= 1, got {change[1]} from epoch {change[0]} on")
@@ -226,7 +238,7 @@ class Preset:
             if self.model not in wideflat.models.__all__:
                 raise ValueError(
                     f"wideflat.models has no {self.model!r}, and it is not of the form module:function. "
-                    + _nearest(self.model, wideflat.models.__all__)
+                    + nearest(self.model, wideflat.models.__all__)
                 )
             build = getattr(wideflat.models, self.model)
         arguments = dict(self.model_arguments)
@@ -252,7 +264,7 @@ class Preset:
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise ValueError(f"a preset has no {', '.join(unknown)}. {_nearest(unknown[0], known)}")
+            raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
         values = {name: _tuples(value) for name, value in values.items()}
         values["schedule"] = Schedule(**{name: _tuples(value) for name, value in dict(values["schedule"]).items()})
         return cls(**values)
@@ -554,7 +566,7 @@ def preset(name: str, algorithm: str = "sgd") -> Preset:
         300
     """
     if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}. {_nearest(name, PRESETS)}")
+        raise ValueError(f"there is no preset {name!r}. {nearest(name, PRESETS)}")
     _one_of("algorithm", algorithm, ALGORITHMS)
     row = PRESETS[name]
     return row[algorithm] if algorithm in row else _other(row, algorithm)
@@ -604,8 +616,16 @@ def _other(row: dict[str, Preset], algorithm: str) -> Preset:
         esgd.with_epochs(max(1, round(esgd.epochs / rsgd.num_replicas))),
         algorithm=algorithm,
         num_replicas=rsgd.num_replicas,
+        replica_gamma0=rsgd.gamma0,
+        replica_gamma_factor=rsgd.gamma_factor,
+        replica_focusing=rsgd.focusing,
         paper_error=None,
         paper_spread=None,
         paper_gamma1=None,
-        notes=(*ours, ("epochs", "Entropy-SGD's divided by the replicas: as many passes in all")),
+        notes=(
+            *ours,
+            ("epochs", "Entropy-SGD's divided by the replicas: as many passes in all"),
+            ("gamma0", "Entropy-SGD's within each replica"),
+            ("replica_gamma0", "Replicated-SGD's between replicas"),
+        ),
     )

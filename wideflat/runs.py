@@ -40,13 +40,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import wideflat
 from wideflat.files import atomic_write
+
+if TYPE_CHECKING:
+    from wideflat.data import Augmentation, ImageData
 
 try:
     import fcntl
@@ -471,15 +474,28 @@ class Run:
 
         return Preset.from_dict(self.config["experiment"]).build_model()
 
-    def data(self, root: str | os.PathLike[str] | None = None) -> Any:
-        """The data set of this run with its augmentation: see :func:`wideflat.train.load_data`.
+    def data(self, folder: str | os.PathLike[str] | None = None) -> ImageData:
+        """The images that this run was trained and tested on.
 
         Args:
-            root: Where to look for it; by default where the run found it.
+            folder: Where the data set is; by default where the run found it.
         """
-        from wideflat.train import load_data
+        from wideflat.data import load
 
-        return load_data(self.config, root)
+        about = self.config["data"]
+        if folder is None:
+            sources = [row.get("data_source") for row in self.metrics("environment")]
+            folder = next((source for source in reversed(sources) if source and Path(source).exists()), None)
+        data = load(about["name"], folder, allow_altered=about["altered"])
+        limit = self.config["options"]["limit_data"]
+        return data.subset(min(limit, len(data.train)), min(limit, len(data.test))) if limit else data
+
+    def augmentation(self) -> Augmentation:
+        """What was done to the training images, for :class:`wideflat.data.Batches`."""
+        from wideflat.presets import Preset
+        from wideflat.train import augmentation
+
+        return augmentation(Preset.from_dict(self.config["experiment"]))
 
     def _model(self, epoch: int | None) -> Path:
         return self.path / "model" if epoch is None else self.path / "snapshots" / f"epoch-{epoch:04d}"
