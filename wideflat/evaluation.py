@@ -121,6 +121,21 @@ class Evaluation:
                     module._buffers[name] = buffer
                 _restore_random_state(state)
 
+    @contextlib.contextmanager
+    def differentiable(self, names: Sequence[str]) -> Iterator[dict[str, nn.Parameter]]:
+        """The named parameters, with gradients switched on; their ``requires_grad`` and ``grad`` stay as they were."""
+        parameters = dict(self.model.named_parameters())
+        flags = [(parameter, parameter.requires_grad) for parameter in parameters.values()]
+        wanted = set(names)
+        try:
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(name in wanted)
+            with torch.enable_grad():
+                yield {name: parameters[name] for name in names}
+        finally:
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+
     def fold(self, example: Any) -> None:
         """Evaluate a copy with folded batch norm from here on, if the network allows it and gives the same answer."""
         if self.batch_norm != "eval" or self.forward is not None:

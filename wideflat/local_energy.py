@@ -744,7 +744,8 @@ def committee_local_energy(
     w = w.reshape(-1, *w.shape[-2:])  # (R, H, N)
     field = torch.einsum("rhn,pn->hrp", w, x) * y  # y w_h . x
     scale = torch.einsum("rhn,pn->hrp", w * w, x * x).sqrt()
-    baseline = ((field > 0).sum(0) * 2 < w.shape[1]).double().mean(-1)  # (R,)
+    right = (field > 0) | ((field == 0) & (y > 0))  # sign(0) = +1, as in CommitteeMachine
+    baseline = (right.sum(0) * 2 < w.shape[1]).double().mean(-1)  # (R,)
     out = []
     for sigma in check_sigmas(sigmas):
         if sigma == 0:

@@ -132,6 +132,8 @@ class SharedNoise:
                 raise ValueError(f"only real floating-point parameters can be perturbed; {name} is {parameter.dtype}")
             groups.setdefault((parameter.device, parameter.dtype), []).append(parameter)
         self._original = [(parameter, parameter.data) for group in groups.values() for parameter in group]
+        name_of = {id(parameter): name for name, parameter in parameters.items()}
+        self.names = [name_of[id(parameter)] for parameter, _ in self._original]
         self._weights: list[Tensor] = []  # w, z * w and w + sigma z * w, each of them flat, one of each a dtype
         self._noise: list[Tensor] = []
         self._noisy: list[Tensor] = []
@@ -172,6 +174,11 @@ class SharedNoise:
                 noisy.copy_(weights)
             else:
                 torch.add(weights, noise, alpha=sigma, out=noisy)
+
+    def point(self, directions: dict[str, Tensor]) -> None:
+        """Use the given directions, by the names of the parameters, in place of z * w."""
+        for name, (_, _, noise) in zip(self.names, self._slots, strict=True):
+            noise.copy_(directions[name])
 
     def direction(self, parameter: nn.Parameter) -> Tensor | None:
         """The z * w of one parameter (a view), or None where it is not perturbed."""
