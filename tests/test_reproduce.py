@@ -43,7 +43,7 @@ class Probe(Experiment):
 
 @pytest.fixture
 def probe(monkeypatch):
-    monkeypatch.setattr(reproduce, "experiment", lambda name: Probe)
+    monkeypatch.setattr(reproduce, "find", lambda name: Probe)
     monkeypatch.setattr(Probe, "computed", 0)
     monkeypatch.setattr(Probe, "fail", None)
     return Probe

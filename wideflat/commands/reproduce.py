@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from wideflat.experiments import ITEMS, experiment
+from wideflat.experiments import ITEMS
+from wideflat.experiments import item as find
 from wideflat.experiments.experiment import Experiment
 from wideflat.report.terminal import print_table
 
@@ -101,7 +102,7 @@ class Command:
         return 0
 
     def _make(self, name: str, given: dict[str, Any]) -> Experiment:
-        kind = experiment(name)
+        kind = find(name)
         known = kind.options()
         foreign = [option for option in given if option not in known]
         if foreign and self.item != "all":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from wideflat.experiments.experiment import Experiment
 
-__all__ = ["ITEMS", "experiment"]
+__all__ = ["ITEMS", "item"]
 
 #: Every table and figure: the module that makes it (its class has the module's name, capitalised) and what it shows.
 ITEMS: dict[str, str] = {
@@ -23,11 +23,11 @@ ITEMS: dict[str, str] = {
 }
 
 
-def experiment(name: str) -> type[Experiment]:
+def item(name: str) -> type[Experiment]:
     """The class of an item, by its name on the command line.
 
     Example:
-        >>> experiment("fig1").name
+        >>> item("fig1").name
         'fig1'
     """
     if name not in ITEMS:

@@ -261,10 +261,10 @@ class CommitteeFigure(Experiment):
 
     def comparison(self) -> Comparison:
         """Settings by flatness and test error, their order under each measure, rank correlations of the measures."""
-        method = self.methods[0]
+        restarts = self.table("restarts")
+        method = _first_method(restarts) if restarts else self.methods[0]
         columns = ["draw", "setting", "n", "solved", "with polish", "test error %", "balanced %"]
         columns += [f"Φ·10³ at d/D {AT_DISTANCE:g} ({method})", f"δE % at σ {AT_SIGMA:g}", "epochs"]
-        restarts = self.table("restarts")
         if restarts is None:
             return Comparison(columns, [], ["Nothing has been computed yet."])
         rows, remarks = [], []
@@ -291,7 +291,7 @@ class CommitteeFigure(Experiment):
 
     def findings(self, restarts: Table, draw: str) -> list[str]:
         """In words: the order of the settings under each measure, and how the measures correlate over all solutions."""
-        method = self.methods[0]
+        method = _first_method(restarts)
         best_first = {
             "test error": ("test_error", 1),
             "balanced test error": ("balanced_test_error", 1),
@@ -317,6 +317,11 @@ class CommitteeFigure(Experiment):
             correlations.append(f"{words} {found.r:+.2f} (n = {found.n})")
         sentences.append(f"{draw.capitalize()} draw, rank correlation over all solutions: {'; '.join(correlations)}.")
         return sentences
+
+
+def _first_method(restarts: Table) -> str:
+    """The method that solutions are compared by: the first whose values the table has."""
+    return next(name.removeprefix("phi_") for name in restarts.columns if name.startswith("phi_"))
 
 
 def _any(table: Table, setting: str, column: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -202,7 +202,8 @@ class Chart:
         with atomic_write(paths[0]) as file:
             file.write(self.csv())
         figure = self.figure()
-        for path, options in zip(paths[1:], ({"metadata": {"Date": None}}, {"dpi": 160}), strict=True):
+        styles: list[dict[str, Any]] = [{"metadata": {"Date": None}}, {"dpi": 160}]
+        for path, options in zip(paths[1:], styles, strict=True):
             image = io.BytesIO()
             figure.savefig(image, format=path.suffix[1:], **options)
             with atomic_write(path, "wb") as binary:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from wideflat import experiments
 from wideflat.committee import Solutions
-from wideflat.experiments import ITEMS, experiment
+from wideflat.experiments import ITEMS
 from wideflat.experiments.experiment import Experiment
 from wideflat.experiments.table import Table
 from wideflat.local_energy import LocalEnergy
@@ -107,7 +108,7 @@ def _item_of(folder: Path) -> Experiment | None:
             continue
         about = Table.load(path).provenance
         if about.get("item") in ITEMS:
-            return experiment(about["item"])(folder, quick=bool(about.get("label")))
+            return experiments.item(about["item"])(folder, quick=bool(about.get("label")))
     return None
 
 
