@@ -116,10 +116,6 @@ class Blocks:
         """Whether something is applied to every batch."""
         return self._augment is not None
 
-    def augment_with(self, augment: Callable[[Any], Any]) -> None:
-        """Apply ``augment`` from here on."""
-        self._augment, self.fixed = augment, False
-
     def visit(
         self, number: int, order: Sequence[int] | None = None, mine: Callable[[int], bool] | None = None
     ) -> Iterator[Block]:

@@ -240,14 +240,12 @@ class _Measurement:
         self.names, self.words = select_parameters(model, parameters)
         self.evaluation = Evaluation(model, metric, batch_norm, forward)
         self.calibration = calibration
-        probe = Blocks(data, batch_size or 32, self.seed, None)
+        probe = Blocks(data, batch_size or 32, self.seed, augment)
         with self.evaluation.prepared():
             if batch_size is None and probe.examples is not None:
                 first = probe.first().batch
                 batch_size = automatic_batch_size(model, self.evaluation, first, noise, probe.examples)
             self.blocks = Blocks(data, batch_size or 32, self.seed, augment) if not probe.one_pass else probe
-        if probe.one_pass and augment is not None:
-            self.blocks.augment_with(augment)
         self.batch_size = batch_size
         self.max_passes = max_passes or (MOST_PASSES if target_stderr is not None else DEFAULT_PASSES[noise])
         if self.blocks.one_pass:

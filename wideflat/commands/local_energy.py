@@ -1,0 +1,285 @@
+"""``wideflat local-energy``: how fast the training error grows around the weights of a trained network."""
+
+from __future__ import annotations
+
+import importlib
+import json as json_module
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+
+from wideflat.energy_profile import Interrupted, LocalEnergy
+from wideflat.local_energy import committee_local_energy, layer_profiles, local_energy
+
+__all__ = ["Command", "load_weights"]
+
+
+@dataclass
+class Command:
+    """How fast the training error grows around the weights of a trained network, with error bars (Eq. 4).
+
+    PATH is a run of `wideflat train` (also one of the committee machine, whose profile is exact), or any checkpoint
+    (.safetensors, or what torch.save wrote of a state_dict) together with --build, a function of yours that returns the
+    model and its training data: (model, data), data being (inputs, targets) or a DataLoader. Ctrl-C keeps what was
+    measured.
+
+    Examples:
+      wideflat local-energy runs/cifar10-smallconvnet-sgd-0
+      wideflat local-energy runs/mine --epoch 40 --sigmas 0.1 0.2 0.3 --target-stderr 0.002
+      wideflat local-energy weights.pt --build my_project.nets:build --noise example
+      wideflat local-energy runs/a --compare runs/b/local_energy.json
+    """
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run directory, a checkpoint (with --build), or an .npz file with weights, inputs and targets of committees."""
+    build: str | None = None
+    """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
+    sigmas: tuple[float, ...] = ()
+    """Strengths of the noise; 0, 0.05, ..., 0.5 when left out."""
+    noise: Literal["batch", "example", "pass"] = "batch"
+    """What shares one draw of the noise. All three measure the same; only pass has the spread over perturbations."""
+    metric: Literal["error", "loss"] = "error"
+    """What is measured."""
+    batch_norm: Literal["eval", "recalibrate", "batch"] = "eval"
+    """Statistics that the perturbed network normalises with: its running ones, recomputed ones, those of each batch."""
+    parameters: str = "all"
+    """all, "no batch norm", "no biases", weights, or a regular expression for the names of the perturbed parameters."""
+    layers: bool = False
+    """One profile for each layer, with noise on that layer alone."""
+    target_stderr: float | None = None
+    """Stop at each sigma when its standard error is below this."""
+    max_passes: float | None = None
+    """Most passes over the data; may be a fraction. 2 when left out (64 with --noise pass)."""
+    epoch: int | None = None
+    """Of a run: the snapshot at this epoch instead of the final network."""
+    augment: bool = True
+    """Of a run: use the augmentation of its training, as the paper does."""
+    data: Path | None = None
+    """Of a run: folder with the data set; by default where the run found it."""
+    batch_size: int | None = None
+    """Examples that share the noise; chosen when left out."""
+    device: str = "cpu"
+    """Where to compute."""
+    seed: int = 0
+    """Of the noise."""
+    out: Path | None = None
+    """Result file; local_energy.json in the run, or beside the checkpoint, when left out."""
+    figure: Path | None = None
+    """Also draw the curve to this file (.png, .pdf, .svg)."""
+    compare: tuple[Path, ...] = ()
+    """Profiles measured before: print the difference to each, if they are comparable."""
+    force: bool = False
+    """Compare even profiles of different conventions or training errors."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+    def run(self) -> int:
+        """Measure, print, write."""
+        sigmas = self.sigmas or tuple(np.linspace(0, 0.5, 11).round(3).tolist())
+        others = [LocalEnergy.load(path) for path in self.compare]  # a missing file is found before the work, not after
+        out = self.out or self._default_out()
+        profiles, code = self._profiles(sigmas)
+        for layer, profile in profiles.items():
+            profile.save(out if not layer else out.with_name(f"{out.stem}-{layer}{out.suffix}"))
+        if self.figure is not None:
+            _draw(profiles, self.figure)
+        if self.json:
+            print(json_module.dumps({name or "all": profile.to_dict() for name, profile in profiles.items()}, indent=2))
+        else:
+            for layer, profile in profiles.items():
+                print((f"{layer}\n" if layer else "") + str(profile))
+            print(f"result: {out}" if "" in profiles else f"results: {out.with_name(f'{out.stem}-LAYER{out.suffix}')}")
+            if self.figure is not None:
+                print(f"figure: {self.figure}")
+        if "" in profiles:
+            for path, other in zip(self.compare, others, strict=True):
+                _print_comparison(profiles[""], other, path, self.force)
+        return code
+
+    def _profiles(self, sigmas: tuple[float, ...]) -> tuple[dict[str, LocalEnergy], int]:
+        """The profiles by layer ("" for all of the network), and the exit code."""
+        solutions = self.path / "solutions.npz" if self.path.is_dir() else self.path
+        if solutions.suffix == ".npz" and solutions.exists():
+            return {"": committee_profile(solutions, sigmas)}, 0
+        model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
+        options |= {
+            "noise": self.noise,
+            "metric": self.metric,
+            "batch_norm": self.batch_norm,
+            "target_stderr": self.target_stderr,
+            "max_passes": self.max_passes,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+        if self.layers:
+            return layer_profiles(model, data, sigmas, **options), 0
+        try:
+            return {"": local_energy(model, data, sigmas, parameters=self.parameters, **options)}, 0
+        except Interrupted as interrupted:
+            if interrupted.profile is None:
+                raise
+            print("wideflat: interrupted; this is what was measured until then", file=sys.stderr)
+            return {"": interrupted.profile}, 130
+
+    def _default_out(self) -> Path:
+        if self.path.is_dir():
+            name = "local_energy.json" if self.epoch is None else f"local_energy-{self.epoch:04d}.json"
+            return self.path / name
+        return self.path.with_name(f"{self.path.stem}.local_energy.json")
+
+    def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        from wideflat.runs import Run
+
+        if self.path.is_file() and not (self.path.parent / "config.json").exists():
+            raise ValueError(
+                f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
+                "training data"
+            )
+        run = Run.open(self.path)
+        images = run.data(self.data)
+        augmentation = run.augmentation() if self.augment else run.augmentation().evaluation()
+        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
+        model = run.load_model(self.epoch, self.device)
+
+        def augment(pixels: Tensor) -> Tensor:  # bytes to normalised floats; torch's own seed is set for each batch
+            return augmentation(pixels, images.mean, images.std, torch.default_generator)
+
+        return model, (pixels, images.train.targets), {"augment": augment}
+
+    def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        assert self.build is not None
+        built = _function(self.build)()
+        if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
+            raise ValueError(
+                f"{self.build} must return (model, data) or (model, data, options of wideflat.local_energy); got "
+                f"{type(built).__name__}"
+            )
+        model, data = built[:2]
+        load_weights(model, self.path)
+        return model.to(self.device), data, dict(built[2]) if len(built) == 3 else {}
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a checkpoint into ``model`` without executing anything that is in it.
+
+    Args:
+        model: The network.
+        path: A ``.safetensors`` file, or a state dictionary that ``torch.save`` wrote, also one that is an entry
+            ``state_dict``, ``model_state_dict`` or ``model`` of a larger dictionary. Prefixes that wrappers add to the
+            names (``module.``, ``_orig_mod.``) are taken off.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no checkpoint {path}") from None
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint of tensors: {str(error).splitlines()[0]} "
+            "(files that contain other objects are not loaded; save the model's state_dict())"
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no state dictionary of tensors; save the model's state_dict()")
+    for prefix in ("module.", "_orig_mod."):
+        if state and all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model: {error}") from None
+
+
+def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
+    """The exact profile of the committee machines in an .npz file: mean over solutions, with its standard error."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
+            if missing:
+                raise ValueError(f"{path} has no array {', '.join(missing)}; expected weights, inputs and targets")
+            weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is not a whole .npz file ({error})") from None
+    weights = weights.reshape(-1, *weights.shape[-2:])
+    values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
+    count = len(values)
+    votes = torch.where(torch.einsum("rhn,pn->rhp", weights.double(), inputs.double()) >= 0, 1, -1).sum(1)
+    baseline = float(((votes > 0) != (targets > 0)).double().mean())
+    return LocalEnergy(
+        sigmas=np.array(sigmas),
+        mean=values.mean(0),
+        stderr=values.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(sigmas)),
+        degrees_of_freedom=np.full(len(sigmas), float(count - 1) if count > 1 else np.inf),
+        baseline=baseline,
+        samples=values,
+        conventions={
+            "measure": "local energy",
+            "metric": "error",
+            "noise": "exact",
+            "stderr": f"over {count} solutions",
+            "batch_norm": None,
+            "batch_size": None,
+            "parameters": "all",
+            "perturbed": weights[0].numel(),
+            "architecture": f"CommitteeMachine, {weights[0].numel()} parameters",
+            "examples": len(inputs),
+            "augmented": False,
+        },
+    )
+
+
+def _function(name: str) -> Callable[[], Any]:
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise ValueError(f"--build must be module:function, got {name!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--build {name}: {error}. Modules are looked for in the current folder too") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(found):
+        raise ValueError(f"--build {name}: module {module} has no function {function}")
+    return found
+
+
+def _draw(profiles: dict[str, LocalEnergy], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots()
+    for layer, profile in profiles.items():
+        profile.plot(ax, label=layer or None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _print_comparison(profile: LocalEnergy, other: LocalEnergy, path: Path, force: bool) -> None:
+    try:
+        difference = profile.compare(other, force=force)
+    except ValueError as error:
+        print(f"compared with {path}: {str(error).replace('force=True', '--force')}")
+        return
+    print(f"minus {path}:")
+    print(f"{'sigma':>8} {'difference':>11} {'stderr':>10} {'deviations':>10}")
+    for row in zip(difference.sigmas, difference.mean, difference.stderr, difference.deviations, strict=True):
+        print("{:8.4g} {:11.5f} {:10.2g} {:10.1f}".format(*row))
