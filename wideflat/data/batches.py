@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from wideflat.data.augmentation import Augmentation
 from wideflat.data.images import ImageData
+from wideflat.seeds import derive_seed
 
 __all__ = ["Batches"]
 
@@ -119,7 +119,7 @@ class Batches:
         else:
             pixels = self._pixels[start : start + self.batch_size]
             targets = self._targets[start : start + self.batch_size]
-        self._generator.manual_seed(_mix(self.seed, self.replica, epoch, position + 1))
+        self._generator.manual_seed(derive_seed(self.seed, "augmentation", self.replica, epoch, position))
         images = self.augment(pixels.to(self.device, non_blocking=True), self.data.mean, self.data.std, self._generator)
         return images, targets.to(self.device, non_blocking=True)
 
@@ -146,12 +146,6 @@ class Batches:
 
     def _shuffled(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
-            self._generator.manual_seed(_mix(self.seed, self.replica, epoch, 0))
+            self._generator.manual_seed(derive_seed(self.seed, "order", self.replica, epoch))
             self._order = (epoch, torch.randperm(len(self._targets), generator=self._generator))
         return self._order[1]
-
-
-def _mix(*numbers: int) -> int:
-    """A seed from several counters, such that neighbouring counters give unrelated seeds."""
-    text = ",".join(map(str, numbers)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
