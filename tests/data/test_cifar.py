@@ -116,6 +116,15 @@ def test_every_layout_gives_the_same_images(small: tuple[Cifar, Path], tmp_path:
     assert loaded.altered == () and loaded.num_classes == len(data.classes) and loaded.name == data.name
 
 
+@pytest.mark.parametrize("where", ["cifar10/{}", "{}-target/{}"])
+def test_folders_of_others(tmp_path: Path, where: str) -> None:
+    data = shrink(CIFAR10, tmp_path / "data")
+    place = tmp_path / "elsewhere" / where.format(*[data.layouts[1].folder] * 2)
+    place.parent.mkdir(parents=True)
+    shutil.move(tmp_path / "data" / data.layouts[1].folder, place)
+    assert data.find(tmp_path / "elsewhere") == place
+
+
 def test_the_published_sizes_follow_from_the_format() -> None:
     for data in (CIFAR10, CIFAR100):
         binary = data.layouts[0]

@@ -111,14 +111,14 @@ def test_the_number_in_the_name_is_the_number_of_layers() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("size", "classes", "channels"), [(64, 7, 3), (48, 2, 1)])
+@pytest.mark.parametrize(("size", "classes", "channels"), [(48, 2, 1)])
 def test_any_image_size_and_number_of_classes(name: str, size: int, classes: int, channels: int) -> None:
     sized = {"image_size": size} if name in ("smallconvnet", "vgg3x512") else {}
     model = build(name, num_classes=classes, in_channels=channels, **sized)
     assert model(torch.empty(3, channels, size, size, device="meta")).shape == (3, classes)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet110", "pyramidnet272", "efficientnet_b0", "densenet121"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet110", "efficientnet_b0", "densenet121"])
 def test_odd_image_sizes(name: str) -> None:
     assert build(name)(torch.empty(2, 3, 33, 33, device="meta")).shape[0] == 2
 

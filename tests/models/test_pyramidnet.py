@@ -70,6 +70,11 @@ def test_the_widths_grow_linearly() -> None:
     assert widths[-1] == 216
 
 
+def test_odd_image_sizes() -> None:
+    with torch.device("meta"):
+        assert PyramidNet(29, 12, 3)(torch.empty(2, 3, 33, 33)).shape == (2, 3)
+
+
 def test_it_trains_and_its_randomness_comes_from_the_seed() -> None:
     def gradient(seed: int) -> torch.Tensor:
         torch.manual_seed(0)

@@ -80,7 +80,13 @@ class Cifar:
         """The folder or archive of this data set under ``root``, or None. What is complete comes first."""
         places = []
         for layout in self.layouts:
-            folders = (root / layout.folder, root, root / self.name / layout.folder, root / self.name)
+            folders = (
+                root / layout.folder,
+                root,
+                root / self.name / layout.folder,
+                root / self.name,
+                root / f"{layout.folder}-target" / layout.folder,  # Keras 3
+            )
             places += [p for p in folders if any((p / file.name).is_file() for file in layout.files)]
         for layout in self.layouts:
             archives = (root / layout.archive.name, root / self.name / layout.archive.name)

@@ -69,6 +69,8 @@ class Policy:
             generator: On the CPU; all random numbers come from it, and always the same number of them.
             fill: The mean colour; grey by default.
         """
+        if pixels.device.type == "mps":  # has no float64, which the operations need to agree with Pillow
+            return self(pixels.cpu(), generator, fill).to(pixels.device)
         n, size, channels = len(pixels), pixels.shape[1], pixels.shape[-1]
         mean = [128] * channels if fill is None else list(fill)
         border = mean if self.mean_fill else [0] * channels
