@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wideflat.experiments.cells import NAMES, CellExperiment
+from wideflat.experiments.cells import NAMES, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table
 from wideflat.experiments.table1 import paper_error, percent
@@ -25,8 +25,8 @@ class Fig2(CellExperiment):
         "algorithms end below SGD."
     )
     quick_means = (
-        "12 epochs on 600 Dress-vs-Coat images (28x28, two classes) with a residual network of 3 narrow blocks in the "
-        "place of both, the settings of each row otherwise"
+        "{epochs} epochs on {images} Dress-vs-Coat images (28x28, two classes) with a residual network of 2 narrow "
+        "blocks in the place of both, the settings of each row otherwise"
     )
     default_rows = ("cifar10-resnet18", "tinyimagenet-resnet50")
     default_algorithms = COLUMNS
@@ -55,7 +55,7 @@ class Fig2(CellExperiment):
             for metrics in run.metrics():
                 if "test_error" in metrics:
                     table.add(
-                        row=self._row(experiment.name),
+                        row=row_of(experiment),
                         algorithm=experiment.algorithm,
                         seed=cell.seed,
                         epoch=metrics["epoch"],

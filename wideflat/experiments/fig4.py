@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from wideflat.experiments.profiles import ProfileExperiment
 
 __all__ = ["Fig4"]
@@ -17,12 +20,12 @@ class Fig4(ProfileExperiment):
         "and DenseNet-121 on Tiny ImageNet): flatter profiles go with lower test errors, for a large range of σ."
     )
     quick_means = (
-        "12 epochs on 600 Dress-vs-Coat images (28x28, two classes) with a residual network of 3 narrow blocks in the "
-        "place of all four, the settings of each row otherwise"
+        "{epochs} epochs on {images} Dress-vs-Coat images (28x28, two classes) with a residual network of 2 narrow "
+        "blocks in the place of all four, the settings of each row otherwise"
     )
     default_rows = ("cifar100-efficientnet", "cifar100-pyramidnet", "tinyimagenet-resnet50", "tinyimagenet-densenet")
     quick_rows = default_rows
-    paper_losses = {
+    paper_losses: ClassVar[Mapping[tuple[str, str], float]] = {
         ("cifar100-efficientnet", "sgd"): 0.08,
         ("cifar100-efficientnet", "rsgd"): 0.06,
         ("cifar100-pyramidnet", "sgd"): 0.07,

@@ -16,17 +16,19 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wideflat.data import Augmentation, ImageData
-from wideflat.experiments.cells import CPU_SPEED, IMAGES, MOMENTS, NAMES, Cell, CellExperiment, forward_operations
+from wideflat.data.augmentation import normalise
+from wideflat.experiments.cells import MOMENTS, NAMES, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table
 from wideflat.experiments.table1 import paper_error, percent
+from wideflat.experiments.trainings import CPU_SPEED, IMAGES, Cell, forward_operations
 from wideflat.local_energy import LocalEnergy, local_energy
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
@@ -36,6 +38,8 @@ __all__ = ["Evolution", "ProfileExperiment", "augmenting", "kept", "profile_of_r
 
 #: Strengths of the noise in the figures.
 SIGMAS = tuple(round(0.05 * k, 2) for k in range(11))
+#: What both tables say of a network.
+KEY = ("row", "algorithm", "seed", "epoch", "part")
 #: Where profiles are compared by a single number.
 AT_SIGMA = 0.5
 
@@ -107,13 +111,11 @@ def profile_of_run(
 
     def measure() -> LocalEnergy:
         pixels = data.train.images.permute(0, 2, 3, 1).contiguous().to(device)
-        return local_energy(
-            run.load_model(epoch, device),
-            (pixels, data.train.targets.to(device)),
-            list(sigmas),
-            augment=augmenting(augmentation, data),
-            **settings,
-        )
+        augment: Callable[[Tensor], Tensor] | None = augmenting(augmentation, data)
+        if augmentation == augmentation.evaluation() and augmentation.size in (None, data.image_size):
+            pixels, augment = normalise(pixels, data.mean, data.std), None  # the same in every pass
+        images = pixels, data.train.targets.to(device)
+        return local_energy(run.load_model(epoch, device), images, list(sigmas), augment=augment, **settings)
 
     return kept(path, request, measure)
 
@@ -134,7 +136,7 @@ class ProfileExperiment(CellExperiment):
     """
 
     #: The paper's training losses of the final networks, by (row, algorithm).
-    paper_losses: Mapping[tuple[str, str], float] = {}
+    paper_losses: ClassVar[Mapping[tuple[str, str], float]] = {}
 
     def __init__(
         self,
@@ -186,16 +188,15 @@ class ProfileExperiment(CellExperiment):
     def write_tables(self) -> None:
         """What has been measured so far."""
         networks = Table(
-            ["row", "algorithm", "seed", "epoch", "part", "train_error", "train_error_augmented", "train_loss"]
-            + ["test_error", "run"],
+            [*KEY, "train_error", "train_error_augmented", "train_loss", "test_error", "run"],
             provenance=self.provenance(
-                units="errors are fractions; train_error_augmented is E(w) of the profile; train_error and train_loss of "
-                "the final network are without augmentation, of earlier ones as seen in training",
+                units="errors are fractions; train_error_augmented is E(w) of the profile; train_error and train_loss "
+                "of the final network are without augmentation, of earlier ones as seen in training",
                 settings=self.settings,
             ),
         )
         profiles = Table(
-            ["row", "algorithm", "seed", "epoch", "part", "sigma", "delta_e", "stderr", "passes"],
+            [*KEY, "sigma", "delta_e", "stderr", "passes"],
             provenance=self.provenance(units="delta_e is a fraction; stderr is about the noise alone"),
         )
         for cell, run in self.finished(self.rows_in("networks")):
@@ -210,7 +211,7 @@ class ProfileExperiment(CellExperiment):
                 except ValueError:  # damaged: measured again by compute
                     continue
                 key = {
-                    "row": self._row(experiment.name),
+                    "row": row_of(experiment),
                     "algorithm": experiment.algorithm,
                     "seed": cell.seed,
                     "epoch": about["epoch"],
@@ -284,9 +285,9 @@ class ProfileExperiment(CellExperiment):
                         "δE train (%)",
                         series,
                         caption=self.caption(
-                            "Increase of the training error under multiplicative noise of strength σ, over the training "
-                            "images with the augmentation of the training. The band is one standard error. In the "
-                            "legend: epoch, unperturbed train and test error."
+                            "Increase of the training error under multiplicative noise of strength σ, over the "
+                            "training images with the augmentation of the training. The band is one standard error. In "
+                            "the legend: epoch, unperturbed train and test error."
                         ),
                     )
                 )
@@ -319,8 +320,10 @@ class ProfileExperiment(CellExperiment):
                     ]
                 )
         return Comparison(
-            ["row", "algorithm", "loss, paper", "loss", "test error, Table 1 (%)", "test error (%)", "train error (%)"]
-            + [f"δE at σ = {AT_SIGMA:g} (%)", "below SGD at", "n"],
+            [
+                *("row", "algorithm", "loss, paper", "loss", "test error, Table 1 (%)", "test error (%)"),
+                *("train error (%)", f"δE at σ = {AT_SIGMA:g} (%)", "below SGD at", "n"),
+            ],
             rows,
             [
                 "Loss: cross-entropy of the final network on the training images (without augmentation; the paper does "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wideflat.experiments.cells import NAMES, CellExperiment
+from wideflat.experiments.cells import NAMES, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table
 from wideflat.presets import COLUMNS, PRESETS, Preset, preset
@@ -27,8 +27,8 @@ class Table1(CellExperiment):
         "over the data, and that rSGD reaches a lower one still when every replica sees as much data as the baseline."
     )
     quick_means = (
-        "12 epochs on 600 Dress-vs-Coat images (28x28, two classes) with SmallConvNet, the settings of the row "
-        "otherwise; the paper's numbers are for another task"
+        "{epochs} epochs on {images} Dress-vs-Coat images (28x28, two classes) with SmallConvNet, the settings of the "
+        "row otherwise; the paper's numbers are for another task"
     )
     default_rows = tuple(PRESETS)
     default_algorithms = COLUMNS
@@ -60,7 +60,7 @@ class Table1(CellExperiment):
             replicas = result.get("replica_test_errors")
             seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in run.metrics("timing"))
             table.add(
-                row=self._row(cell.experiment.name),
+                row=row_of(cell.experiment),
                 algorithm=cell.experiment.algorithm,
                 seed=cell.seed,
                 epochs=cell.experiment.epochs,

@@ -1,0 +1,271 @@
+"""Trainings that figures and tables are made of: trained into run directories, measured, shared between processes.
+
+A run that is finished is never trained again, one that was interrupted goes on where it stopped. Items that share the
+folder of runs share the trainings. The same command may be started several times (on one machine, or on several that
+share the folder): each process takes what no other is working on, and all end when everything is done.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from wideflat.data import ImageData
+from wideflat.data import load as load_images
+from wideflat.experiments.experiment import Experiment
+from wideflat.presets import Preset
+from wideflat.progress import Progress
+from wideflat.runs import Run, RunInUse
+from wideflat.train import Diverged, Options, train
+
+__all__ = ["Cell", "TrainingExperiment", "forward_operations", "training_cost"]
+
+#: Training images of each data set, for estimates before it is loaded.
+IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "fashion-mnist": 60_000, "dress-coat": 3_927}
+
+#: What estimates assume: floating-point operations a second that a training reaches. SmallConvNet on CIFAR-10 reaches
+#: about the first on two cores of a server; the second is a third of the peak of a GPU of 30 TFLOP/s.
+CPU_SPEED, GPU_SPEED = 7e10, 1e13
+
+#: Seconds between two looks at whether another process has finished.
+WAIT = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One training: the experiment and its seed."""
+
+    experiment: Preset
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its run directory."""
+        return f"{self.experiment.name}-{self.experiment.algorithm}-seed-{self.seed}"
+
+    def moments(self, parts: Sequence[float]) -> list[int]:
+        """The epochs at the given parts of the training, none of them twice.
+
+        Example:
+            >>> from wideflat.presets import preset
+            >>> Cell(preset("cifar10-resnet18", "esgd"), 0).moments((0.001, 0.25, 1.0))
+            [1, 8, 32]
+        """
+        return sorted({max(1, round(part * self.experiment.epochs)) for part in parts})
+
+
+class TrainingExperiment(Experiment):
+    """An experiment whose tables are made of trainings.
+
+    Args:
+        folder: Where everything of this item goes.
+        quick: The reduced form.
+        data: The folder of the data sets; None to look in the usual places.
+        seed: The first seed.
+        limit_data: Use at most this many images.
+        allow_altered: Use data files whose checksum is not the published one.
+        runs: The folder of the runs, to share trainings between items; None for one of its own.
+        device: Where to compute; None for a GPU if there is one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quick: bool = False,
+        data: Path | None = None,
+        seed: int = 0,
+        limit_data: int | None = None,
+        allow_altered: bool = False,
+        runs: Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(folder, quick, data, seed)
+        if limit_data is not None and limit_data < 1:
+            raise ValueError(f"limit_data must be >= 1, got {limit_data}")
+        self.limit_data = limit_data
+        self.allow_altered = allow_altered
+        self.runs = Path(runs) if runs is not None else self.folder / "runs"
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._data: dict[str, ImageData] = {}
+        self._failed: dict[str, str] = {}
+
+    # ---- what an item says
+
+    @abc.abstractmethod
+    def cells(self) -> list[Cell]:
+        """All trainings, in an order that gives something to compare early."""
+
+    @abc.abstractmethod
+    def write_tables(self) -> None:
+        """Write the tables of what has been trained and measured so far."""
+
+    def measure(self, cell: Cell, run: Run) -> None:
+        """What is measured on a finished run (nothing, unless an item says otherwise)."""
+
+    def snapshots(self, cell: Cell) -> list[int]:
+        """Epochs whose network is kept."""
+        return []
+
+    def options_of(self, cell: Cell) -> Options:
+        """How a cell is computed."""
+        return Options(seed=cell.seed, limit_data=self.limit_data)
+
+    def more_of(self, cell: Cell) -> dict[str, Any]:
+        """More arguments of :func:`wideflat.train.train`."""
+        return {}
+
+    # ---- computing
+
+    def compute(self) -> None:
+        """Train and measure what is not there yet; the tables are written after each training."""
+        self.write_tables()
+        left = self.cells()
+        try:
+            while left:
+                elsewhere = []
+                for cell in left:
+                    try:
+                        run = self.train(cell)
+                        if run is not None:
+                            with run.locked():
+                                self.measure(cell, run)
+                    except RunInUse:  # another process works on it
+                        elsewhere.append(cell)
+                        continue
+                    self.write_tables()
+                if len(elsewhere) == len(left):
+                    with Progress(f"waiting for another process that works on {elsewhere[0].name}") as bar:
+                        time.sleep(WAIT)
+                        bar.advance()
+                left = elsewhere
+        finally:  # also of a training that was interrupted
+            self.write_tables()
+
+    def train(self, cell: Cell) -> Run | None:
+        """The finished run of a cell, trained now if need be; None if it diverged (which the remarks then say)."""
+        path = self.runs / cell.name
+        if (path / "config.json").exists() and (run := Run.open(path)).result() is not None:
+            self._must_be(run, cell)
+            return run
+        try:
+            return train(
+                cell.experiment,
+                path,
+                self.images(cell.experiment),
+                self.options_of(cell),
+                device=self.device,
+                snapshots=self.snapshots(cell),
+                tensorboard=not self.quick,
+                **self.more_of(cell),
+            )
+        except Diverged as reason:
+            self._failed[cell.name] = str(reason)
+            return None
+
+    def images(self, experiment: Preset) -> ImageData:
+        """The data set of an experiment, loaded once."""
+        name = experiment.dataset
+        if name not in self._data:
+            self._data[name] = load_images(name, self.data, allow_altered=self.allow_altered)
+        return self._data[name]
+
+    def _must_be(self, run: Run, cell: Cell) -> None:
+        """A finished run is of this cell and not of another experiment in the same folder."""
+        there = Preset.from_dict(run.config["experiment"])
+        limits = run.config["options"]["limit_data"], self.options_of(cell).limit_data
+        fields = [f.name for f in dataclasses.fields(Preset) if f.name not in ("notes", "paper_error", "paper_spread")]
+        differ = [name for name in fields if getattr(there, name) != getattr(cell.experiment, name)]
+        differ += ["limit_data"] if limits[0] != limits[1] else []
+        if differ:
+            raise ValueError(
+                f"{run.path} holds another experiment (other {', '.join(differ)}): give another --out, or its settings"
+            )
+
+    # ---- what has been trained
+
+    def trained(self) -> Iterator[tuple[Cell, Run]]:
+        """All runs in the folder of runs, finished or not, by name."""
+        for path in sorted(self.runs.glob("*/config.json")):
+            with contextlib.suppress(FileNotFoundError, ValueError, RuntimeError, KeyError):
+                run = Run.open(path.parent)
+                yield Cell(Preset.from_dict(run.config["experiment"]), run.config["options"]["seed"]), run
+
+    def deviations(self) -> list[str]:
+        """In what the chosen settings are not the paper's, for remarks and captions."""
+        said = []
+        if not self.quick:
+            if self.limit_data is not None:
+                said.append(f"At most {self.limit_data} images are used.")
+            if any(run.config["data"]["altered"] for _, run in self.trained()):
+                said.append("Files of the data set are not the published ones (altered): the pixels differ.")
+        return said + [f"{name} diverged: {reason}" for name, reason in self._failed.items()]
+
+    def caption(self, text: str) -> str:
+        """A caption that says in what the figure is not the paper's."""
+        return " ".join([text, *self.deviations()])
+
+    def cost(self) -> str:
+        """How many trainings, how many operations, how long on what."""
+        left = [cell for cell in self.cells() if not (self.runs / cell.name / "model.json").exists()]
+        return training_cost(left, self.limit_data)
+
+    def provenance(self, **more: Any) -> dict[str, Any]:
+        """With the choices that all trainings share."""
+        return super().provenance(limit_data=self.limit_data, allow_altered=self.allow_altered, **more)
+
+
+# ------------------------------------------------------------------------------------------------------------ the cost
+
+
+@functools.cache
+def forward_operations(experiment: Preset) -> float:
+    """Floating-point operations of one image through the network, counted on a network without numbers."""
+    channels = dict(experiment.model_arguments).get("in_channels", 3)
+    with torch.device("meta"):
+        network = experiment.build_model().eval()
+        image = torch.empty(1, channels, experiment.image_size, experiment.image_size)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(image)
+    return float(counter.get_total_flops())
+
+
+def training_cost(cells: Sequence[Cell], limit_data: int | None = None) -> str:
+    """In words what it takes to train cells.
+
+    A training step costs three forward passes (forward, and backward twice that); evaluation is left out.
+
+    Example:
+        >>> from wideflat.presets import preset
+        >>> print(training_cost([Cell(preset("cifar10-smallconvnet"), 0)]))
+        1 training, 300 passes over its data set, 4e+14 floating-point operations: ... hours at 70 GFLOP/s (two cores),
+        0.0 at 10 TFLOP/s (one GPU); counted as three forward passes a step.
+    """
+    if not cells:
+        return "all trainings are finished."
+    operations = passes = 0.0
+    for cell in cells:
+        experiment = cell.experiment
+        images = min(IMAGES.get(experiment.dataset, 50_000), limit_data or 10**9)
+        passes += experiment.passes
+        operations += (
+            3
+            * experiment.passes
+            * images
+            * forward_operations(dataclasses.replace(experiment, algorithm="sgd", notes=()))
+        )
+    plural = "s" if len(cells) > 1 else ""
+    return (
+        f"{len(cells)} training{plural}, {passes:.0f} passes over {'their data sets' if plural else 'its data set'}, "
+        f"{operations:.0e} floating-point operations: {operations / CPU_SPEED / 3600:.1f} hours at "
+        f"{CPU_SPEED / 1e9:.0f} GFLOP/s (two cores), {operations / GPU_SPEED / 3600:.1f} at {GPU_SPEED / 1e12:.0f} "
+        "TFLOP/s (one GPU); counted as three forward passes a step."
+    )
