@@ -24,6 +24,7 @@ import contextlib
 import copy
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -352,60 +353,73 @@ _FAILURE, _SEEN = "wideflat/failure", "wideflat/failure-seen"
 def ending_together(patience: float = 10.0) -> Iterator[None]:
     """An error on one rank ends the block on all ranks, with that error, instead of leaving them waiting.
 
-    The rank that fails leaves its error in the process group's store and closes its connections. The others find their
-    next collective broken, look the error up, and raise it as `ReplicaFailed`. Ranks that compute see it at their next
-    collective, at the latest after K iterations. Without a process group the block is left alone.
+    The rank that fails leaves its error in the process group's store, waits until the others have read it, and raises
+    it; when its process ends, the next collective of the others breaks, and they raise the error as `ReplicaFailed`. A
+    rank that computes sees it at its next collective, at the latest after K iterations. Without a process group the
+    block is left alone.
 
     Args:
-        patience: Seconds that ranks wait for each other's messages at the end.
+        patience: Seconds that the failing rank waits for the others at most.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         yield
         return
-    store = dist.PrefixStore("ending", dist.distributed_c10d._get_default_store())
-    rank, world = dist.get_rank(), dist.get_world_size()
+    watch = _Watch()
     try:
         yield
     except BaseException as error:
         message = None
         with contextlib.suppress(Exception):  # whatever happens here, the error itself matters more
-            message = _failure_of_another(store, error, patience)
+            message = watch.failure_of_another(error)
             if message is None:
-                store.set(_FAILURE, f"rank {rank} raised {type(error).__name__}: {error}")
-            _abort_groups()
-            _wait_until_seen(store, world, patience)
+                watch.report(f"rank {dist.get_rank()} raised {type(error).__name__}: {error}", patience)
         if message is not None:
             raise ReplicaFailed(message) from error
         raise
+    finally:
+        watch.stop.set()
 
 
-def _failure_of_another(store: dist.Store, error: BaseException, patience: float) -> str | None:
-    """What another rank left in the store, if this one's error is only a broken connection."""
-    if isinstance(error, ReplicaFailed) or not isinstance(error, (RuntimeError, ConnectionError)):
-        return None
-    broken = ("onnection", "peer", "imed out", "imeout", "socket", "Socket", "NCCL", "Gloo", "gloo", "ECONN")
-    if not any(word in str(error) for word in broken):
-        return None
-    deadline = time.monotonic() + patience / 2
-    while time.monotonic() < deadline:
-        if store.check([_FAILURE]):
-            return store.get(_FAILURE).decode()
-        time.sleep(0.05)
-    return None
+class _Watch(threading.Thread):
+    """Looks out for the failure of another rank, on a connection of its own to the store."""
 
+    interval = 0.2
+    broken = ("onnection", "peer", "imed out", "imeout", "ocket", "NCCL", "loo")
 
-def _abort_groups() -> None:
-    """Close all connections to other ranks, so that none of them goes on waiting for this one."""
-    with contextlib.suppress(Exception):
-        dist.destroy_process_group()
+    def __init__(self) -> None:
+        super().__init__(name="wideflat-watch", daemon=True)
+        self.store = dist.distributed_c10d._get_default_store().clone()
+        self.others = dist.get_world_size() - 1
+        self.stop = threading.Event()
+        self.found = threading.Event()
+        self.message: str | None = None
+        self.start()
 
+    def run(self) -> None:
+        with contextlib.suppress(Exception):  # the store has gone: the collectives will tell
+            while not self.stop.wait(self.interval):
+                if self.store.check([_FAILURE]):
+                    self.message = self.store.get(_FAILURE).decode()
+                    self.store.add(_SEEN, 1)
+                    break
+        self.found.set()
 
-def _wait_until_seen(store: dist.Store, world: int, patience: float) -> None:
-    """Stay until all ranks have read the failure (the store may live in this process), but not for long."""
-    store.add(_SEEN, 1)
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline and store.add(_SEEN, 0) < world:
-        time.sleep(0.05)
+    def failure_of_another(self, error: BaseException) -> str | None:
+        """What another rank has reported, if the error here is no more than a broken connection to it."""
+        connection = isinstance(error, (RuntimeError, ConnectionError)) and any(w in str(error) for w in self.broken)
+        if not connection or isinstance(error, ReplicaFailed):
+            return None
+        self.found.wait(5 * self.interval)
+        return self.message
+
+    def report(self, message: str, patience: float) -> None:
+        """Tell the others, and stay until they know (the store may live in this process)."""
+        self.stop.set()
+        self.found.wait()
+        self.store.set(_FAILURE, message)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and self.store.add(_SEEN, 0) < self.others:
+            time.sleep(self.interval / 4)
 
 
 def launched_by_torchrun() -> bool:

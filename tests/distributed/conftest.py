@@ -43,16 +43,18 @@ def ranks():
         try:
             for rank, (_, sender) in enumerate(pipes):
                 names = {
-                    "FILE": function.__code__.co_filename,
-                    "FUNCTION": function.__name__,
-                    "ARGUMENTS": arguments,
-                    "RANK": rank,
-                    "WORLD_SIZE": world_size,
-                    "PORT": store.port,
-                    "SENDER": sender,
+                    "file": function.__code__.co_filename,
+                    "function": function.__name__,
+                    "arguments": arguments,
+                    "rank": rank,
+                    "world_size": world_size,
+                    "port": store.port,
+                    "sender": sender,
                 }
                 script = str(Path(__file__).with_name("rank.py"))
-                processes.append(context.Process(target=runpy.run_path, args=(script, names, "__rank__"), daemon=True))
+                processes.append(
+                    context.Process(target=runpy.run_path, args=(script, {"RUN": names}, "__rank__"), daemon=True)
+                )
                 processes[-1].start()
                 sender.close()
             return _results([receiver for receiver, _ in pipes], time.monotonic() + timeout, errors)
