@@ -15,8 +15,9 @@ from torch import Tensor
 
 __all__ = ["cache_blocks"]
 
-#: Elements in a block: half a megabyte a tensor in float32. A multiple of 4, see `wideflat.langevin_noise`.
-BLOCK = 131072
+#: Elements in a block: a megabyte a tensor in float32, where Python's own time does not show yet. A multiple of 4, see
+#: `wideflat.langevin_noise`.
+BLOCK = 262144
 
 
 def cache_blocks(

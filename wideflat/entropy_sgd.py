@@ -19,6 +19,9 @@ __all__ = ["EntropySGD"]
 #: Entries of an inner optimizer's state that are a velocity of w', which stops when w' is put back on w.
 VELOCITIES = ("momentum_buffer", "exp_avg")
 
+#: Devices with a fused kernel of the SGD step; elsewhere it is a chain of foreach kernels.
+FUSED = ("cpu", "cuda", "mps")
+
 
 class EntropySGD(Optimizer):
     r"""Entropy-SGD (Algorithm 1): an explorer w' wanders around w for L mini-batches, then w moves after it.
@@ -321,7 +324,7 @@ class EntropySGD(Optimizer):
                 v = velocity[0] if velocity else []
                 _sgd(w_prime, d, v, eta, momentum, nesterov, weight_decay, resting=starting)
             if epsilon:
-                torch._foreach_add_(w_prime, self._noise_like(w_prime, places, group), alpha=math.sqrt(eta) * epsilon)
+                self._add_noise(w_prime, places, group, math.sqrt(eta) * epsilon)
             if starting:
                 torch._foreach_copy_(mu, w)
             torch._foreach_lerp_(mu, w_prime, 1 - alpha)
@@ -387,20 +390,21 @@ class EntropySGD(Optimizer):
             p.grad is not None or not torch.equal(self.state[p]["mean"], self.state[p]["center"])
         )
 
-    def _noise_like(self, pieces: list[Tensor], places: list[int], group: dict[str, Any]) -> list[Tensor]:
-        """N(0, I) for each piece. On the CPU a function of (seed, step, place); on an accelerator its own generator,
-        seeded by them, and so the same on every device of one kind.
+    def _add_noise(self, w_prime: list[Tensor], places: list[int], group: dict[str, Any], scale: float) -> None:
+        """Add ``scale`` times N(0, I). On the CPU it is a function of (seed, step, place); on an accelerator it comes
+        from its own generator, seeded by them, and so is the same on every device of one kind.
         """
-        if pieces[0].device.type != "cpu":
-            generator = torch.Generator(device=pieces[0].device)
-            drawn = []
-            for piece, place in zip(pieces, places, strict=True):
-                generator.manual_seed(hash((int(group["seed"]), int(group["step"]), place)) & 0x7FFFFFFFFFFFFFFF)
-                drawn.append(torch.empty_like(piece, memory_format=torch.preserve_format).normal_(generator=generator))
-            return drawn
-        if self._noise is None or self._noise.seed != group["seed"]:
-            self._noise = GaussianNoise(int(group["seed"]))
-        return self._noise.like(pieces, int(group["step"]), places)
+        seed, step = int(group["seed"]), int(group["step"])
+        if w_prime[0].device.type == "cpu":
+            if self._noise is None or self._noise.seed != seed:
+                self._noise = GaussianNoise(seed)
+            self._noise.add_(w_prime, step, places, scale)
+            return
+        generator = torch.Generator(device=w_prime[0].device)
+        for piece, place in zip(w_prime, places, strict=True):
+            generator.manual_seed(hash((seed, step, place)) & 0x7FFFFFFFFFFFFFFF)
+            noise = torch.empty_like(piece, memory_format=torch.preserve_format).normal_(generator=generator)
+            piece.add_(noise, alpha=scale)
 
     # ----------------------------------------------------------------------------------------------------- the center
 
@@ -500,6 +504,20 @@ def _sgd(
     resting: bool,
 ) -> None:
     """One step of SGD in place; ``resting`` takes the velocity for zero without reading it. ``d`` is left alone."""
+    if w[0].device.type in FUSED:
+        torch._fused_sgd_(
+            w,
+            d,
+            velocity,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+            is_first_step=resting,
+        )
+        return
     if weight_decay:
         d = list(torch._foreach_add(d, w, alpha=weight_decay))
     if momentum:

@@ -54,44 +54,76 @@ class GaussianNoise:
         True
     """
 
+    #: Numbers made at a time, so that they, their indices and the table stay in the cache. A multiple of 4.
+    chunk = 65536
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
         self._position = 0
+        self._index = torch.empty(self.chunk, dtype=torch.int32)
+        self._values: dict[torch.dtype, Tensor] = {}
 
     def __call__(self, step: int, start: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``count`` numbers of the given step from place ``start`` on, which must be a multiple of 4."""
+        out = torch.empty(count, dtype=dtype)
+        for at in range(0, count, self.chunk):
+            part = out[at : at + self.chunk]
+            part.copy_(self._draw(step, start + at, len(part), dtype))
+        return out
+
+    def add_(self, pieces: list[Tensor], step: int, places: list[int], alpha: float) -> None:
+        """Add ``alpha`` times the noise of a step to the pieces, which stand at the given places (multiples of 4).
+
+        Nothing as large as the pieces is allocated.
+
+        >>> noise, a, b = GaussianNoise(seed=1), torch.zeros(2, 3), torch.zeros(4)
+        >>> noise.add_([a, b], step=0, places=[0, 8], alpha=2.0)
+        >>> torch.equal(torch.cat([a.flatten(), b]), 2 * noise(0, 0, 12)[[0, 1, 2, 3, 4, 5, 8, 9, 10, 11]])
+        True
+        """
+        first = 0
+        while first < len(pieces):
+            piece, start = pieces[first], places[first]
+            count = piece.numel()
+            if count > self.chunk:
+                flat = piece.view(-1) if piece.is_contiguous() else None
+                for at in range(0, count, self.chunk) if flat is not None else ():
+                    part = flat[at : at + self.chunk]  # type: ignore[index] # the loop is empty otherwise
+                    part.add_(self._draw(step, start + at, len(part), piece.dtype), alpha=alpha)
+                if flat is None:
+                    piece.add_(self(step, start, count, piece.dtype).view(piece.shape), alpha=alpha)
+                first += 1
+                continue
+            # Small pieces that follow each other without a gap are drawn together.
+            last, end = first, start + count
+            while (
+                last + 1 < len(pieces)
+                and places[last + 1] == end + -end % 4
+                and places[last + 1] + pieces[last + 1].numel() - start <= self.chunk
+            ):
+                last += 1
+                end = places[last] + pieces[last].numel()
+            values = self._draw(step, start, end - start, piece.dtype)
+            run = pieces[first : last + 1]
+            drawn = [
+                values[place - start : place - start + p.numel()].view(p.shape)
+                for p, place in zip(run, places[first : last + 1], strict=True)
+            ]
+            torch._foreach_add_(run, drawn, alpha=alpha)
+            first = last + 1
+
+    def _draw(self, step: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """At most ``chunk`` numbers, in memory that the next call uses again."""
         if start % 4:
             raise ValueError(f"start must be a multiple of 4 (four numbers share 64 random bits), got {start}")
         wanted = step * _STRIDE + start // 4
         if wanted != self._position:
             self._bits.advance((wanted - self._position) % _PERIOD)
         words = (count + 3) // 4
-        bits = self._bits.random_raw(words)
+        bits = self._bits.random_raw(words).view(np.uint16)
         self._position = wanted + words
-        index = torch.from_numpy(bits.view(np.int16)).to(torch.int64).bitwise_and_(0xFFFF)
-        return _quantiles(dtype).index_select(0, index[:count])
-
-    def like(self, pieces: list[Tensor], step: int, places: list[int]) -> list[Tensor]:
-        """Noise of the shape of each of the pieces, which stand at the given places (multiples of 4).
-
-        Pieces that follow each other without a gap are drawn together.
-
-        >>> noise = GaussianNoise(seed=1)
-        >>> a, b = noise.like([torch.empty(2, 3), torch.empty(4)], step=0, places=[0, 8])
-        >>> torch.equal(torch.cat([a.flatten(), b]), noise(0, 0, 12)[[0, 1, 2, 3, 4, 5, 8, 9, 10, 11]])
-        True
-        """
-        drawn: list[Tensor] = []
-        first = 0
-        while first < len(pieces):
-            last, end = first, places[first] + pieces[first].numel()
-            while last + 1 < len(pieces) and places[last + 1] == end + -end % 4:
-                last += 1
-                end = places[last] + pieces[last].numel()
-            start = places[first]
-            run = self(step, start, end - start, pieces[first].dtype)
-            for piece, place in zip(pieces[first : last + 1], places[first : last + 1], strict=True):
-                drawn.append(run[place - start : place - start + piece.numel()].view(piece.shape))
-            first = last + 1
-        return drawn
+        index = self._index[:count].copy_(torch.from_numpy(bits)[:count])
+        if dtype not in self._values:
+            self._values[dtype] = torch.empty(self.chunk, dtype=dtype)
+        return torch.index_select(_quantiles(dtype), 0, index, out=self._values[dtype][:count])
