@@ -249,12 +249,16 @@ class UnreducedBP:
         return new, valid
 
     def entropy(self, G: Tensor, V: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-        """E = 1/2 sum_hi [-log(1 + Delta sum_mu A) + sum_mu log(1 + A v)] and the sum of v."""
+        """E = 1/2 sum_hi [-log(1 + Delta sum_mu A) + sum_mu log(1 + A v)] + 1/2 sum_hmu G (V - sum_i x_i^2 v / N).
+
+        Returned with the sum of v. The last term is zero at the fixed point and makes E stationary around it.
+        """
         E, variance = V.new_zeros(V.shape[1]), V.new_zeros(V.shape[1])
         for h in range(V.shape[0]):
             for r in range(V.shape[1]):
                 A, v, precision = self._messages(G[h, r], V[h, r], delta)
                 E[r] += 0.5 * ((A * v).log1p().sum() - (precision * delta).log().sum())
+                E[r] += 0.5 * (G[h, r] * (V[h, r] - (self.share * v).sum(-1))).sum()
                 variance[r] += (1 / precision).sum()
         return E, variance
 

@@ -36,51 +36,72 @@ class FullCovariance:
     costly = True
 
     def __init__(self, gram: Tensor, num_inputs: int) -> None:
-        values, vectors = torch.linalg.eigh(gram.double())
-        rank = values > 1e-12 * values[-1]
-        self.root = vectors[:, rank] * values[rank].sqrt()  # K = root root^T, shape (P, rank)
+        self.gram = gram.double()
         self.num_inputs = num_inputs
-
-    def _factor(self, a: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-        """Cholesky factors of 1 + Delta root^T a root for a (H, P), and whether each is positive definite."""
-        B = self.root.T @ (a.unsqueeze(-1) * (delta * self.root))
-        B.diagonal(dim1=-2, dim2=-1).add_(1)
-        factor, info = torch.linalg.cholesky_ex(B)
-        return factor, info == 0
 
     def cavity(self, G: Tensor, V: Tensor, delta: float) -> tuple[Tensor, Tensor]:
         """1/V = 1/Sigma_mumu - a with a = G / (1 - V G)."""
         new, valid = torch.empty_like(V), torch.ones(V.shape[1], dtype=torch.bool, device=V.device)
         for r in range(V.shape[1]):
-            a = _sites(G[:, r].double(), V[:, r].double())
-            factor, positive = self._factor(a, delta)
-            if not positive.all():  # on the way only: a valid fixed point has a covariance
-                valid[r] = False
-                a = a.clamp(min=0)
-                factor, _ = self._factor(a, delta)
-            half = torch.linalg.solve_triangular(factor, self.root.T, upper=False)
-            diagonal = delta * half.square().sum(-2)
-            precision = 1 / diagonal - a
-            floor = 1e-3 / diagonal
-            valid[r] &= bool((precision > floor).all())
-            new[:, r] = (1 / precision.clamp(min=floor)).to(V.dtype)
+            for h in range(V.shape[0]):
+                a = _sites(G[h, r].double(), V[h, r].double())
+                found = _posterior(self.gram, a, delta)
+                if found is None:  # on the way only: a valid fixed point has a covariance
+                    valid[r] = False
+                    found = _posterior(self.gram, a.clamp(min=0), delta)
+                    assert found is not None
+                diagonal, _ = found
+                precision = 1 / diagonal - a
+                floor = 1e-3 / diagonal
+                valid[r] &= (precision > floor).all()
+                new[h, r] = (1 / torch.maximum(precision, floor)).to(V.dtype)
         return new, valid
 
     def entropy(self, G: Tensor, V: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-        """E (above), and the trace of the covariance of the weights, Delta (N - P) + Delta tr (1 + a Delta K)^-1."""
-        E, variance = V.new_empty(V.shape[1]), V.new_empty(V.shape[1])
-        rank = self.root.shape[1]
+        """E (above), and the variance of the weights, for each unit Delta (N - sum_mu a_mu Sigma_mumu)."""
+        E, variance = V.new_zeros(V.shape[1]), V.new_zeros(V.shape[1])
         for r in range(V.shape[1]):
-            a = _sites(G[:, r], V[:, r])
-            factor, positive = self._factor(a, delta)
-            if not positive.all():
-                E[r] = variance[r] = torch.nan
-                continue
-            log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum()
-            E[r] = 0.5 * ((a * V[:, r]).log1p().sum() - log_det)
-            trace = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1).sum()
-            variance[r] = delta * (len(a) * (self.num_inputs - rank) + trace)
+            for h in range(V.shape[0]):
+                a = _sites(G[h, r], V[h, r])
+                found = _posterior(self.gram, a, delta)
+                if found is None:
+                    E[r] = variance[r] = torch.nan
+                    continue
+                diagonal, log_det = found
+                E[r] += 0.5 * ((a * V[h, r]).log1p().sum() - log_det)
+                variance[r] += delta * (self.num_inputs - (a * diagonal).sum())
         return E, variance
+
+
+def _posterior(gram: Tensor, a: Tensor, delta: float) -> tuple[Tensor, Tensor] | None:
+    """Diagonal of Sigma = (1/(Delta K) + a)^-1 and log det(1 + a Delta K), or None if Sigma is not positive.
+
+    K may be singular. Patterns with a = 0 cost nothing. First those with a > 0 are taken in: with
+    B = 1 + sqrt(a) Delta K sqrt(a) = C C^T, Sigma_+ = Delta K - Delta K sqrt(a) B^-1 sqrt(a) Delta K. Then those with
+    a < 0, which are few, by the same formula with the other sign; Sigma is positive if 1 - sqrt|a| Sigma_+ sqrt|a| is.
+    """
+    diagonal = delta * gram.diagonal()
+    negligible = 1e-13 / diagonal.max()
+    plus, minus = (a > negligible).nonzero().squeeze(1), (a < -negligible).nonzero().squeeze(1)
+    root = a[plus].sqrt()
+    rows = delta * root.unsqueeze(1) * gram[plus]
+    B = rows[:, plus] * root
+    B.diagonal().add_(1)
+    factor = torch.linalg.cholesky(B)
+    half = torch.linalg.solve_triangular(factor, rows, upper=False)
+    diagonal = diagonal - half.square().sum(0)
+    log_det = 2 * factor.diagonal().log().sum()
+    if len(minus):
+        root = a[minus].neg().sqrt()
+        rows = root.unsqueeze(1) * (delta * gram[minus] - half[:, minus].T @ half)
+        B = -rows[:, minus] * root
+        B.diagonal().add_(1)
+        factor, info = torch.linalg.cholesky_ex(B)
+        if info:
+            return None
+        diagonal = diagonal + torch.linalg.solve_triangular(factor, rows, upper=False).square().sum(0)
+        log_det = log_det + 2 * factor.diagonal().log().sum()
+    return diagonal, log_det
 
 
 def _sites(G: Tensor, V: Tensor) -> Tensor:

@@ -1,0 +1,198 @@
+"""``wideflat local-entropy``: the volume of good solutions around the solutions of a committee machine."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+
+from wideflat.files import atomic_write
+from wideflat.local_entropy import METHODS, LocalEntropy, local_entropy
+
+__all__ = ["Command", "read_solutions"]
+
+
+@dataclass
+class Command:
+    """The volume of good solutions around a solution of a committee machine.
+
+    Reads the solutions of `wideflat train committee-...` (a run directory, or its solutions.npz), or any .npz file with
+    arrays weights (H, N) or (references, H, N), inputs (patterns, N) and targets (patterns,) of +1 and -1. Prints the
+    normalised local entropy Phi over the distance d/D, and writes it to a file that `wideflat report` can show.
+
+    Examples:
+      wideflat local-entropy runs/committee-sgd-fast
+      wideflat local-entropy solutions.npz --method ep --figure curve.png
+      wideflat local-entropy solutions.npz --deltas 0.1 1 3 --first 1 --compare
+    """
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run directory with solutions.npz, or an .npz file."""
+    method: Literal["bp", "tap", "ep", "sample"] = "bp"
+    """Belief Propagation, TAP, expectation propagation (better where patterns overlap) or sampling (the judge)."""
+    deltas: tuple[float, ...] = ()
+    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 by default."""
+    compare: bool = False
+    """Run all four methods, and print log Z of each side by side."""
+    on_errors: Literal["keep", "drop"] = "keep"
+    """What to do about patterns that a solution gets wrong: count them as constraints, or not (which flatters it)."""
+    first: int | None = None
+    """Only the first so many solutions of the file."""
+    particles: int = 256
+    """Sampler: particles of a run."""
+    runs: int = 6
+    """Sampler: independent runs, whose scatter is the error."""
+    sweeps: int = 30
+    """Sampler: moves of each particle at each level."""
+    seed: int = 0
+    """Sampler: seed."""
+    out: Path | None = None
+    """Result file; local_entropy.npz beside the solutions when left out."""
+    figure: Path | None = None
+    """Also draw the curves to this file (.png, .pdf, .svg)."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+    def run(self) -> int:
+        """Compute, print, write; 1 if some points did not converge."""
+        if self.first is not None and self.first < 1:
+            raise ValueError(f"--first must be at least 1, got {self.first}")
+        source = self.path / "solutions.npz" if self.path.is_dir() else self.path
+        weights, inputs, targets = read_solutions(source)
+        if self.first is not None and weights.dim() == 3:
+            weights = weights[: self.first]
+        curve = local_entropy(
+            weights,
+            inputs,
+            targets,
+            deltas=self.deltas or None,
+            method=self.method,
+            compare=self.compare,
+            on_errors=self.on_errors,
+            particles=self.particles,
+            runs=self.runs,
+            sweeps=self.sweeps,
+            seed=self.seed,
+            progress=True,
+        )
+        out = self.out or source.with_name("local_entropy.npz")
+        curve.save(out)
+        if self.figure is not None:
+            _draw(curve, self.figure)
+        if self.json:
+            print(json_module.dumps(_record(curve, source, out), indent=2))
+        else:
+            _print(curve, source)
+            print(f"result: {out}")
+            if self.figure is not None:
+                print(f"figure: {self.figure}")
+        missing = sum(int((~c.converged).sum()) for c in (curve, *curve.others.values()))
+        if missing:
+            print(f"wideflat: {missing} points did not converge; they are marked and not drawn", file=sys.stderr)
+        return 1 if missing else 0
+
+
+def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights, inputs and targets of an .npz file. Nothing in it is executed."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError(f"{path} is one array; expected an .npz file with weights, inputs and targets")
+            missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
+            if missing:
+                raise ValueError(
+                    f"{path} has no array {' and no '.join(missing)}; expected weights, inputs and targets, got "
+                    f"{', '.join(archive.files) or 'nothing'}"
+                )
+            weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"there is no {path}; expected a run directory of `wideflat train committee-...` or an .npz file"
+        ) from None
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is not a whole .npz file ({error})") from error
+    return weights, inputs, targets
+
+
+def _print(curve: LocalEntropy, source: Path) -> None:
+    references = curve.training_errors.numel()
+    errors = curve.training_errors.reshape(-1)
+    print(f"{source}: {references} solution{'s' * (references != 1)}, D = {curve.num_weights} weights")
+    wrong = int((errors > 0).sum())
+    if wrong:
+        done = "were counted as constraints all the same" if curve.on_errors == "keep" else "were dropped"
+        print(f"{wrong} of them have training errors (up to {int(errors.max())}); the patterns concerned {done}")
+    print(f"{METHODS[curve.method]}{' (mean over solutions)' if references > 1 else ''}:")
+    print(curve)
+    if curve.others:
+        everything = {curve.method: curve, **curve.others}
+        order = [name for name in METHODS if name in everything]
+        print("\nlog Z by method" + (" (mean over solutions)" if references > 1 else "") + ":")
+        print(f"{'Delta':>8}" + "".join(f"{name:>20}" for name in order))
+        for k, delta in enumerate(curve.deltas.tolist()):
+            print(f"{delta:8.4g}" + "".join(f"{_cell(everything[name], k):>20}" for name in order))
+
+
+def _cell(curve: LocalEntropy, k: int) -> str:
+    good = curve.converged.reshape(-1, len(curve.deltas))[:, k]
+    if not good.any():
+        return "not converged"
+    log_z = curve.log_z.reshape(len(good), -1)[good, k]
+    if curve.method != "sample":
+        return f"{log_z.mean():.4f}"
+    error = curve.log_z_stderr.reshape(len(good), -1)[good, k].square().sum().sqrt() / len(log_z)
+    return f"{log_z.mean():.3f} +- {error:.3f}"
+
+
+def _record(curve: LocalEntropy, source: Path, out: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "source": str(source),
+        "result": str(out),
+        "method": curve.method,
+        "num_weights": curve.num_weights,
+        "training_errors": curve.training_errors.tolist(),
+        "on_errors": curve.on_errors,
+        "deltas": curve.deltas.tolist(),
+    }
+    for name in ("relative_distance", "distance", "phi", "log_z", "phi_stderr", "log_z_stderr", "residual"):
+        record[name] = _finite(getattr(curve, name).tolist())
+    record["iterations"], record["status"] = curve.iterations.tolist(), curve.status.tolist()
+    if curve.others:
+        record["others"] = {name: _record(other, source, out) for name, other in curve.others.items()}
+    return record
+
+
+def _finite(values: Any) -> Any:
+    """JSON knows no infinities: they become null."""
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
+    return values if np.isfinite(values) else None
+
+
+def _draw(curve: LocalEntropy, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    suffix = path.suffix.lower().removeprefix(".") or "png"
+    figure, ax = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    try:
+        known = figure.canvas.get_supported_filetypes()
+        if suffix not in known:
+            raise ValueError(f"a figure cannot be written as .{suffix}; one of {', '.join(sorted(known))} is possible")
+        for one in (curve, *curve.others.values()):
+            one.plot(ax, label=METHODS[one.method])
+        if curve.others:
+            ax.legend(frameon=False)
+        with atomic_write(path, "wb") as file:
+            figure.savefig(file, format=suffix, dpi=150)
+    finally:
+        plt.close(figure)
