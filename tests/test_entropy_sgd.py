@@ -39,7 +39,7 @@ class NaiveEntropySGD:
         place = 0
         for i, g in enumerate(gradients):
             z = self.noise(self.steps, place, g.numel(), g.dtype).view(g.shape)
-            place += (g.numel() + 3) // 4 * 4
+            place += g.numel()
             dw = g + h["gamma"] * (self.w_prime[i] - self.w[i]) + h["weight_decay"] * self.w_prime[i]
             self.velocity[i] = h["momentum"] * self.velocity[i] + dw
             step = dw + h["momentum"] * self.velocity[i] if h["nesterov"] else self.velocity[i]

@@ -15,8 +15,7 @@ from torch import Tensor
 
 __all__ = ["cache_blocks"]
 
-#: Elements in a block: a megabyte a tensor in float32, where Python's own time does not show yet. A multiple of 4, see
-#: `wideflat.langevin_noise`.
+#: Elements in a block: a megabyte a tensor in float32. With smaller ones Python's own time shows.
 BLOCK = 262144
 
 

@@ -174,12 +174,12 @@ class EntropySGD(Optimizer):
             state["outer_momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state
 
-    def _buffers(self, params: list[Tensor], name: str) -> list[Tensor]:
-        """The state ``name`` of each parameter, made of zeros where a momentum was switched on only now."""
-        for p in params:
-            if name not in self.state[p]:
-                self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return [self.state[p][name] for p in params]
+    def _buffer(self, p: Tensor, name: str) -> Tensor:
+        """The state ``name`` of a parameter, made of zeros if a momentum was switched on only now."""
+        state: dict[str, Tensor] = self.state[p]
+        if name not in state:
+            state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state[name]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_inner": self._inner, "_swapped": self._swapped, "_noise": None}
@@ -246,7 +246,7 @@ class EntropySGD(Optimizer):
         offset = 0
         for group in self.param_groups:
             self._inner_step(group, position, offset)
-            offset += sum(_padded(p) for p in group["params"])
+            offset += sum(p.numel() for p in group["params"])
             group["step"] += 1
             group["position"] = position + 1
         if position + 1 >= inner_steps:
@@ -292,26 +292,21 @@ class EntropySGD(Optimizer):
         momentum, nesterov, weight_decay = float(group["momentum"]), group["nesterov"], float(group["weight_decay"])
         starting, plain = position == 0, self._inner is None
 
-        params, offsets, skipped = [], [], []
+        params, grads, centers, means, velocities, offsets = [], [], [], [], [], []
         for p in group["params"]:
             if p.grad is not None:
+                state = self.state[p]
                 params.append(p)
+                grads.append(p.grad)
+                centers.append(state["center"])
+                means.append(state["mean"])
                 offsets.append(offset)
-            elif p in self.state:
-                skipped.append(p)
-            offset += _padded(p)
-        if starting:
-            for p in skipped:
+                if momentum and plain:
+                    velocities.append(self._buffer(p, "momentum_buffer"))
+            elif starting and p in self.state:
                 self._restart(p)
-
-        states = [self.state[p] for p in params]
-        lists = [
-            [p.detach() for p in params],
-            [p.grad for p in params],
-            [state["center"] for state in states],
-            [state["mean"] for state in states],
-            self._buffers(params, "momentum_buffer") if momentum and plain else [],
-        ]
+            offset += p.numel()
+        lists = [params, grads, centers, means, velocities]
         for (w_prime, grad, w, mu, *velocity), places in cache_blocks(*lists, offsets=offsets):
             if plain:
                 if starting:
@@ -354,7 +349,7 @@ class EntropySGD(Optimizer):
             elif group["gamma"] and params:
                 originals += [(p, p.grad) for p in params]
                 w = [self.state[p]["center"] for p in params]
-                d = _coupled([p.grad for p in params], [p.detach() for p in params], w, float(group["gamma"]))
+                d = _coupled([p.grad for p in params], params, w, float(group["gamma"]))
                 for p, coupled in zip(params, d, strict=True):
                     p.grad = coupled
         try:
@@ -372,12 +367,9 @@ class EntropySGD(Optimizer):
             weight_decay = float(_outer(group, "weight_decay"))
             params = [p for p in group["params"] if self._moved(p)]
             states = [self.state[p] for p in params]
-            lists = [
-                [p.detach() for p in params],
-                [state["center"] for state in states],
-                [state["mean"] for state in states],
-                self._buffers(params, "outer_momentum_buffer") if momentum else [],
-            ]
+            centers, means = [state["center"] for state in states], [state["mean"] for state in states]
+            velocities = [self._buffer(p, "outer_momentum_buffer") for p in params] if momentum else []
+            lists = [params, centers, means, velocities]
             for (w_prime, w, mu, *velocity), _ in cache_blocks(*lists):
                 d = list(torch._foreach_sub(w, mu))
                 _sgd(w, d, velocity[0] if velocity else [], eta, momentum, nesterov, weight_decay, resting=False)
@@ -443,7 +435,7 @@ class EntropySGD(Optimizer):
     def _swap(self) -> None:
         """Exchange w and w', in place: whoever shares the memory of the parameters sees it too."""
         params = [p for group in self.param_groups for p in group["params"] if p in self.state]
-        lists = [[p.detach() for p in params], [self.state[p]["center"] for p in params]]
+        lists = [params, [self.state[p]["center"] for p in params]]
         for (w_prime, w), _ in cache_blocks(*lists):
             kept = [tensor.clone() for tensor in w_prime]
             torch._foreach_copy_(w_prime, w)
@@ -478,11 +470,6 @@ class EntropySGD(Optimizer):
 def _outer(group: dict[str, Any], name: str) -> Any:
     value = group[f"outer_{name}"]
     return group[name] if value is None else value
-
-
-def _padded(p: Tensor) -> int:
-    """The places a parameter takes in the noise: a multiple of 4."""
-    return (p.numel() + 3) // 4 * 4
 
 
 def _coupled(grad: list[Tensor], w_prime: list[Tensor], w: list[Tensor], gamma: float) -> list[Tensor]:

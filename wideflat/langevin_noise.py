@@ -54,7 +54,7 @@ class GaussianNoise:
         True
     """
 
-    #: Numbers made at a time, so that they, their indices and the table stay in the cache. A multiple of 4.
+    #: Numbers made at a time, so that they, their indices and the table stay in the cache.
     chunk = 65536
 
     def __init__(self, seed: int) -> None:
@@ -65,7 +65,7 @@ class GaussianNoise:
         self._values: dict[torch.dtype, Tensor] = {}
 
     def __call__(self, step: int, start: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``count`` numbers of the given step from place ``start`` on, which must be a multiple of 4."""
+        """``count`` numbers of the given step, from place ``start`` on."""
         out = torch.empty(count, dtype=dtype)
         for at in range(0, count, self.chunk):
             part = out[at : at + self.chunk]
@@ -73,57 +73,47 @@ class GaussianNoise:
         return out
 
     def add_(self, pieces: list[Tensor], step: int, places: list[int], alpha: float) -> None:
-        """Add ``alpha`` times the noise of a step to the pieces, which stand at the given places (multiples of 4).
+        """Add ``alpha`` times the noise of a step to the pieces, the first elements of which stand at the given places.
 
-        Nothing as large as the pieces is allocated.
+        Nothing as large as the pieces is allocated, unless their memory is not contiguous.
 
         >>> noise, a, b = GaussianNoise(seed=1), torch.zeros(2, 3), torch.zeros(4)
-        >>> noise.add_([a, b], step=0, places=[0, 8], alpha=2.0)
-        >>> torch.equal(torch.cat([a.flatten(), b]), 2 * noise(0, 0, 12)[[0, 1, 2, 3, 4, 5, 8, 9, 10, 11]])
+        >>> noise.add_([a, b], step=0, places=[0, 6], alpha=2.0)
+        >>> torch.equal(torch.cat([a.flatten(), b]), 2 * noise(0, 0, 10))
         True
         """
         first = 0
         while first < len(pieces):
-            piece, start = pieces[first], places[first]
-            count = piece.numel()
-            if count > self.chunk:
-                flat = piece.view(-1) if piece.is_contiguous() else None
-                for at in range(0, count, self.chunk) if flat is not None else ():
-                    part = flat[at : at + self.chunk]  # type: ignore[index] # the loop is empty otherwise
-                    part.add_(self._draw(step, start + at, len(part), piece.dtype), alpha=alpha)
-                if flat is None:
-                    piece.add_(self(step, start, count, piece.dtype).view(piece.shape), alpha=alpha)
-                first += 1
-                continue
-            # Small pieces that follow each other without a gap are drawn together.
-            last, end = first, start + count
-            while (
-                last + 1 < len(pieces)
-                and places[last + 1] == end + -end % 4
-                and places[last + 1] + pieces[last + 1].numel() - start <= self.chunk
+            start, end, last = places[first], places[first], first
+            while (  # small pieces that follow each other without a gap are drawn together
+                last < len(pieces) and places[last] == end and end + pieces[last].numel() - start <= self.chunk
             ):
+                end += pieces[last].numel()
                 last += 1
-                end = places[last] + pieces[last].numel()
-            values = self._draw(step, start, end - start, piece.dtype)
-            run = pieces[first : last + 1]
-            drawn = [
-                values[place - start : place - start + p.numel()].view(p.shape)
-                for p, place in zip(run, places[first : last + 1], strict=True)
-            ]
-            torch._foreach_add_(run, drawn, alpha=alpha)
-            first = last + 1
+            if last > first:
+                run = pieces[first:last]
+                values = self._draw(step, start, end - start, run[0].dtype)
+                torch._foreach_add_(run, torch._utils._unflatten_dense_tensors(values, run), alpha=alpha)
+                first = last
+                continue
+            piece = pieces[first]
+            if piece.is_contiguous():
+                for at, part in enumerate(piece.view(-1).split(self.chunk)):
+                    part.add_(self._draw(step, start + at * self.chunk, len(part), piece.dtype), alpha=alpha)
+            else:
+                piece.add_(self(step, start, piece.numel(), piece.dtype).view(piece.shape), alpha=alpha)
+            first += 1
 
     def _draw(self, step: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """At most ``chunk`` numbers, in memory that the next call uses again."""
-        if start % 4:
-            raise ValueError(f"start must be a multiple of 4 (four numbers share 64 random bits), got {start}")
-        wanted = step * _STRIDE + start // 4
+        """At most ``chunk`` numbers, in memory that the next call uses again. Four numbers share 64 random bits."""
+        word, skip = divmod(start, 4)
+        wanted = step * _STRIDE + word
         if wanted != self._position:
             self._bits.advance((wanted - self._position) % _PERIOD)
-        words = (count + 3) // 4
+        words = (skip + count + 3) // 4
         bits = self._bits.random_raw(words).view(np.uint16)
         self._position = wanted + words
-        index = self._index[:count].copy_(torch.from_numpy(bits)[:count])
+        index = self._index[:count].copy_(torch.from_numpy(bits)[skip : skip + count])
         if dtype not in self._values:
             self._values[dtype] = torch.empty(self.chunk, dtype=dtype)
         return torch.index_select(_quantiles(dtype), 0, index, out=self._values[dtype][:count])

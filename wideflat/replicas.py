@@ -162,7 +162,7 @@ class Replicas(nn.Module):
         center = copy.deepcopy(self.models[0])
         center.zero_grad(set_to_none=True)
         members = [list(model.parameters()) for model in self.models]
-        _set_to_mean([p.detach() for p in center.parameters()], [[p.detach() for p in w] for w in members])
+        _set_to_mean(list(center.parameters()), members)
         if buffers == "average":
             real = [[b for b in model.buffers() if b.is_floating_point()] for model in self.models]
             _set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
@@ -226,10 +226,8 @@ class _InProcess:
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
         self.num_replicas = len(replicas)
-
-    @property
-    def members(self) -> list[list[Tensor]]:
-        return [list(model.parameters()) for model in self.replicas]
+        # Collected once: walking through the modules costs more than the attraction of small networks.
+        self.members: list[list[Tensor]] = [list(model.parameters()) for model in replicas]
 
     def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
         y = len(members)
@@ -390,11 +388,15 @@ class ReplicaCoupling:
     @staticmethod
     def _gradients(members: list[list[Tensor]]) -> list[list[Tensor]]:
         """The gradients, made of zeros where the loss does not depend on a parameter: the attraction still does."""
+        gradients = []
         for w in members:
+            of_one = []
             for p in w:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
-        return [[p.grad for p in w if p.grad is not None] for w in members]
+                of_one.append(p.grad)
+            gradients.append(of_one)
+        return gradients
 
     def _rates(self) -> dict[Tensor, float]:
         assert self.optimizer is not None
