@@ -23,7 +23,7 @@ All of them are one object here, :class:`Learner`, so that the training loop doe
 from __future__ import annotations
 
 import contextlib
-import itertools
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -36,9 +36,23 @@ from torch.optim import Optimizer
 import wideflat
 from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.presets import Preset
+from wideflat.replicas import ReplicaGroup
 from wideflat.seeds import derive_seed
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "Place"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where this process is among those that train the other replicas.
+
+    Args:
+        index: Which replica is trained here.
+        group: Makes the group of all replicas from the network that is trained here.
+    """
+
+    index: int
+    group: Callable[[nn.Module], ReplicaGroup]
 
 
 class Learner:
@@ -48,15 +62,22 @@ class Learner:
         experiment: Algorithm and hyper-parameters.
         make_network: Makes the network of replica ``a``.
         seed: Of the Langevin noise; every replica has its own.
+        place: Where this process is, if each replica has its own.
     """
 
-    def __init__(self, experiment: Preset, make_network: Callable[[int], nn.Module], seed: int) -> None:
+    def __init__(
+        self, experiment: Preset, make_network: Callable[[int], nn.Module], seed: int, place: Place | None = None
+    ) -> None:
         self.experiment = experiment
-        count = itertools.count()
-        self.replicas = wideflat.Replicas(lambda: make_network(next(count)), experiment.num_replicas)
+        here = range(experiment.num_replicas) if place is None else [place.index]
+        indices = iter(here)
+        self.replicas = wideflat.Replicas(lambda: make_network(next(indices)), len(here))
         self.networks: list[nn.Module] = list(self.replicas)
-        self.optimizers = [_optimizer(experiment, network, seed, a) for a, network in enumerate(self.networks)]
-        self.coupling = _coupling(experiment, self.replicas, self.optimizers)
+        self.optimizers = [
+            _optimizer(experiment, network, seed, a) for a, network in zip(here, self.networks, strict=True)
+        ]
+        group = self.replicas if place is None else place.group(self.networks[0])
+        self.coupling = _coupling(experiment, group, self.optimizers)
         self.focusing: list[wideflat.Focusing] = []
 
     # ---- before training
@@ -164,7 +185,7 @@ class Learner:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, wideflat.EntropySGD):
                     stack.enter_context(optimizer.center())
-            center = self.replicas.barycenter()
+            center = self.replicas.barycenter() if self.coupling is None else self.coupling.barycenter()
         if isinstance(self.coupling, EASGD):
             trainable = [p.detach() for p in center.parameters() if p.requires_grad]
             with torch.no_grad():
@@ -179,7 +200,7 @@ class Learner:
             row["gamma"] = self.focusing[0].gamma
         if self.coupling is not None:
             row["period"] = self.coupling.period
-            row["distance"] = float(self.replicas.distances().mean())
+            row["distance"] = float(self.coupling.distances().mean())
             if len(self.focusing) > 1:
                 row["replica_gamma"] = self.focusing[-1].gamma
         return row
@@ -254,7 +275,7 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
 class _Parle(Parle):
     """Parle whose replicas have an Entropy-SGD each, so that the noise of a replica does not depend on the others."""
 
-    def __init__(self, replicas: wideflat.Replicas, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, replicas: wideflat.Replicas | ReplicaGroup, optimizers: Sequence[Optimizer]) -> None:
         first = optimizers[0]
         assert isinstance(first, wideflat.EntropySGD)
         super().__init__(replicas, first)
@@ -266,7 +287,7 @@ class _Parle(Parle):
 
 
 def _coupling(
-    experiment: Preset, replicas: wideflat.Replicas, optimizers: Sequence[Optimizer]
+    experiment: Preset, replicas: wideflat.Replicas | ReplicaGroup, optimizers: Sequence[Optimizer]
 ) -> wideflat.ReplicaCoupling | None:
     """The attraction between the replicas, for the algorithms that have it."""
     if experiment.algorithm in ("rsgd", "rsgdxy"):

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wideflat
-from wideflat.algorithms import Learner
+from wideflat.algorithms import Learner, Place
 from wideflat.data import Augmentation, Batches, ImageData
 from wideflat.presets import Preset
 from wideflat.progress import Progress
@@ -164,6 +164,7 @@ class Training:
         data: The images.
         options: How to compute.
         device: Where.
+        place: Where this process is among others that train the other replicas; by default all replicas are here.
 
     Example:
         >>> import dataclasses
@@ -183,7 +184,12 @@ class Training:
     """
 
     def __init__(
-        self, experiment: Preset, data: ImageData, options: Options | None = None, device: torch.device | str = "cpu"
+        self,
+        experiment: Preset,
+        data: ImageData,
+        options: Options | None = None,
+        device: torch.device | str = "cpu",
+        place: Place | None = None,
     ) -> None:
         self.experiment, self.options = experiment, options or Options()
         self.device = torch.device(device)
@@ -193,12 +199,13 @@ class Training:
             data = data.subset(min(limit, len(data.train)), min(limit, len(data.test)))
         self.data = data
         self.augmentation = augmentation(experiment, data.image_size)
-        self.streams = [self._stream("data", a) for a in range(experiment.num_replicas)]
+        self.here = list(range(experiment.num_replicas)) if place is None else [place.index]
+        self.streams = [self._stream("data", a) for a in self.here]
         self.batches_per_pass = len(self.streams[0])
         self.steps_per_epoch = self.batches_per_pass * experiment.passes_per_epoch
         self.total_steps = experiment.epochs * self.steps_per_epoch
         self.step = 0
-        self.learner = Learner(experiment, self._network, self.options.seed)
+        self.learner = Learner(experiment, self._network, self.options.seed, place)
         if self.options.compile:
             for network in self.learner.networks:
                 network.compile()
@@ -236,12 +243,12 @@ class Training:
         return loss
 
     def _batch(self, a: int, step: int) -> tuple[Tensor, Tensor]:
-        """The mini-batch of replica ``a`` at iteration ``step``: a function of the two and of the seed."""
+        """The mini-batch of the ``a``-th replica here at iteration ``step``: a function of the two and of the seed."""
         return self._to_format(*self.streams[a].batch(*divmod(step, self.batches_per_pass)))
 
     def _backward(self, a: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of replica ``a`` on a mini-batch to its ``grad``; the loss and the outputs."""
-        self._seed_noise(a)
+        self._seed_noise(self.here[a])
         with self._autocast():
             logits = self.learner.networks[a](x)
             loss = F.cross_entropy(logits, y)
@@ -535,7 +542,7 @@ def train(
                                 f"{run.path} is saved: start the same command again to go on"
                             )
         except Interrupted as interruption:
-            tell(str(interruption))
+            run.append("events", {"time": now(), "event": str(interruption)})
             raise
         except Diverged as reason:
             message = (
