@@ -1,10 +1,13 @@
-"""Train a small network, killing it on the way; run as a script by test_resume_training.py.
+"""Train a small network and disturb it on the way; run as a script by test_resume_training.py.
 
-    python killed_training.py FOLDER ALGORITHM MODE COUNT SEED
+    python killed_training.py kill FOLDER ALGORITHM MODE COUNT SEED
+    python killed_training.py damage FOLDER ALGORITHM
+    python killed_training.py long RUN
 
-Trains undisturbed in FOLDER/whole, then again in FOLDER/killed-N, each time with kills, and compares the two. MODE is
-``time`` (SIGKILL from outside after a random time) or ``write`` (the process kills itself at a random system call that
-changes the disk: synchronise, rename, cut off, remove, before or after it). Prints a line of JSON with what happened.
+``kill`` trains undisturbed in FOLDER/whole, then again in FOLDER/killed-N with COUNT kills in all, resuming after each,
+and compares the two. MODE is ``time`` (SIGKILL from outside after a random time) or ``write`` (the process kills itself
+before or after a random system call that changes the disk). ``damage`` truncates the last checkpoint of a killed run.
+``long`` trains for minutes. Each prints a line of JSON with what happened.
 """
 
 import dataclasses
@@ -108,25 +111,27 @@ def compare(whole: Run, killed: Run) -> None:
     assert not list(killed.path.glob("**/.*.part")), "rubbish is left"
 
 
-def main() -> None:
-    folder, algorithm, mode, wanted, seed = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
-    warnings.simplefilter("error")
-    chance = random.Random(seed)
+def train_whole(folder: Path, algorithm: str) -> tuple[Run, float]:
+    """The undisturbed run, and how long it took."""
     started = time.monotonic()
     _, status = os.waitpid(in_child(lambda: run_once(folder / "whole", algorithm)), 0)
     assert status == 0
-    length = time.monotonic() - started
-    whole = Run.open(folder / "whole")
+    return Run.open(folder / "whole"), time.monotonic() - started
+
+
+def kill(folder: Path, algorithm: str, mode: str, wanted: int, seed: int) -> dict:
+    chance = random.Random(seed)
+    whole, length = train_whole(folder, algorithm)
     kills = finished = resumed = 0
     while kills < wanted or not finished:
         out = folder / f"killed-{finished}"
+        moment = chance.randrange(1, 150)
 
-        def work(out=out, disturbed=kills < wanted):
+        def work(out=out, moment=moment, disturbed=kills < wanted):
             if disturbed and mode == "write":
-                kill_myself_at(chance.randrange(1, 120))
+                kill_myself_at(moment)
             run_once(out, algorithm)
 
-        chance.random()  # the child has a copy of this generator: move on, or every child would draw the same
         child = in_child(work)
         if mode == "time" and kills < wanted:
             time.sleep(chance.uniform(0, length))
@@ -140,10 +145,51 @@ def main() -> None:
         compare(whole, killed)
         resumed += sum("resumed" in row["event"] for row in killed.metrics("events"))
         finished += 1
-    print(json.dumps({"kills": kills, "finished": finished, "resumed": resumed, "seconds": round(length, 2)}))
+    return {"kills": kills, "finished": finished, "resumed": resumed, "seconds": round(length, 2)}
+
+
+def damage(folder: Path, algorithm: str) -> dict:
+    whole, _ = train_whole(folder, algorithm)
+    out = folder / "killed"
+
+    def work() -> None:
+        def die(training, row) -> None:
+            if training.epoch == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        run_once(out, algorithm, on_epoch=die)
+
+    os.waitpid(in_child(work), 0)
+    states = sorted((out / "checkpoints").glob("*.safetensors"))
+    assert len(states) == 2
+    os.truncate(states[-1], states[-1].stat().st_size // 2)
+    said: list[str] = []
+    run_once(out, algorithm, say=said.append)
+    compare(whole, Run.open(out))
+    before = int(states[0].stem.split("-")[1])
+    steps = whole.metrics()[0]["step"]
+    resumed = any(f"at epoch {before / steps:.2f} of" in line for line in said)
+    return {"said": said[0], "resumed_before_the_damaged_state": resumed}
+
+
+def long(out: Path) -> dict:
+    run = train(experiment("sgd", epochs=100_000), out, images(), tensorboard=False, progress=False)
+    return {"run": str(run.path)}
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    job, folder, *rest = sys.argv[1:]
+    if job == "kill":
+        result = kill(Path(folder), rest[0], rest[1], int(rest[2]), int(rest[3]))
+    elif job == "damage":
+        result = damage(Path(folder), rest[0])
+    else:
+        result = long(Path(folder))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    sys.modules["killed_training"] = sys.modules["__main__"]
-    torch.set_num_threads(1)
+    sys.modules["killed_training"] = sys.modules["__main__"]  # where the model is looked for
     main()

@@ -1,0 +1,199 @@
+"""Images per second of the training loop, against the plain loop and against the bare forward and backward pass.
+
+    python benchmarks/training.py [--rounds 5] [--models smallconvnet resnet18]
+
+The models see generated images of CIFAR-10's size in batches of 128, with random crops and flips.
+
+- bare: forward and backward on one fixed batch, channels last, nothing else. The limit for any loop.
+- plain: the loop people write. A Dataset with per-image transforms (to float, pad, crop, flip, normalise), a DataLoader
+  (without workers and with two: the faster one counts), NCHW, torch.optim.SGD, loss.item().
+- sgd, esgd, rsgd, sam: ``wideflat.train.Training``, the loop of ``wideflat train``, with the settings of the presets.
+
+Every loop is timed in every round, one after the other, and the medians over rounds are printed; ratios are the medians
+of the ratios within a round, so that a slow spell of the machine hits both sides. SAM's images count once, though it
+computes two gradients for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from machine import describe, peak_flops
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+import wideflat.models
+from wideflat.data import ImageData, ImageSplit
+from wideflat.presets import preset
+from wideflat.train import Training
+
+BATCH = 128
+#: (numerator, denominator, what it must reach), for SmallConvNet
+TARGETS = [
+    ("sgd", "plain", 1.6),
+    ("esgd", "plain", 1.6),
+    ("sgd", "bare", 0.85),
+    ("esgd", "bare", 0.85),
+    ("rsgd", "sgd", 0.95),
+]
+
+
+def generated(train: int = 12_800, test: int = 1000) -> ImageData:
+    """Images of noise, of the size of CIFAR-10's."""
+    generator = torch.Generator().manual_seed(0)
+
+    def part(count: int) -> ImageSplit:
+        pixels = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8, generator=generator).permute(0, 3, 1, 2)
+        return ImageSplit(pixels, torch.randint(10, (count,), generator=generator))
+
+    return ImageData.of("generated", tuple("0123456789"), part(train), part(test))
+
+
+class PlainDataset(Dataset):
+    """Images one at a time, with the usual transforms written in torch."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.images, self.targets = data.train.images.contiguous(), data.train.targets
+        self.mean, self.std = torch.tensor(data.mean).view(3, 1, 1), torch.tensor(data.std).view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index].float() / 255
+        padded = F.pad(image, (4, 4, 4, 4))
+        top, left = torch.randint(9, (2,)).tolist()
+        image = padded[:, top : top + 32, left : left + 32]
+        if torch.rand(()) < 0.5:
+            image = image.flip(2)
+        return (image - self.mean) / self.std, self.targets[index]
+
+
+def plain_loop(name: str, data: ImageData, workers: int) -> Callable[[], None]:
+    """One iteration of the loop people write."""
+    model = getattr(wideflat.models, name)(num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    loader = DataLoader(
+        PlainDataset(data), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0, drop_last=True
+    )
+    total = 0.0
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield from loader
+
+    stream = batches()
+
+    def iterate() -> None:
+        nonlocal total
+        x, y = next(stream)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+
+    return iterate
+
+
+def bare_loop(name: str) -> Callable[[], None]:
+    """Forward and backward on a fixed batch."""
+    model: nn.Module = getattr(wideflat.models, name)(num_classes=10).to(memory_format=torch.channels_last)
+    x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(10, (BATCH,))
+
+    def iterate() -> None:
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(model(x), y).backward()
+
+    return iterate
+
+
+def our_loop(name: str, algorithm: str, data: ImageData) -> Callable[[], object]:
+    """One iteration of ``wideflat train``."""
+    return Training(preset(f"cifar10-{name}", algorithm), data).iterate
+
+
+def flops_per_image(name: str) -> float:
+    """Floating-point operations of forward and backward for one image."""
+    model: nn.Module = getattr(wideflat.models, name)(num_classes=10)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.zeros(8, dtype=torch.int64)).backward()
+    return counter.get_total_flops() / 8
+
+
+def seconds_of(iterate: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        iterate()
+    return (time.perf_counter() - start) / count
+
+
+def measure(name: str, data: ImageData, rounds: int, seconds: float, peak: float) -> bool:
+    """Print the table of one model; False if a target is missed."""
+    loops: dict[str, tuple[Callable[[], object], int]] = {
+        "bare": (bare_loop(name), BATCH),
+        "plain, no workers": (plain_loop(name, data, 0), BATCH),
+        "plain, 2 workers": (plain_loop(name, data, 2), BATCH),
+        "sgd": (our_loop(name, "sgd", data), BATCH),
+        "esgd": (our_loop(name, "esgd", data), BATCH),
+        "rsgd": (our_loop(name, "rsgd", data), 3 * BATCH),
+        "sam": (our_loop(name, "sam", data), BATCH),
+    }
+    counts = {key: max(1, round(seconds / seconds_of(loop, 1))) for key, (loop, _) in loops.items()}  # warms up too
+    speeds: dict[str, list[float]] = {key: [] for key in loops}
+    for _, (key, (loop, images)) in itertools.product(range(rounds), loops.items()):
+        speeds[key].append(images / seconds_of(loop, counts[key]))
+    plain = max(("plain, no workers", "plain, 2 workers"), key=lambda key: statistics.median(speeds[key]))
+    speeds["plain"] = speeds[plain]
+
+    def ratio(a: str, b: str) -> float:
+        return statistics.median(x / y for x, y in zip(speeds[a], speeds[b], strict=True))
+
+    flops = flops_per_image(name)
+    print(f"\n{name}: {flops / 1e6:.1f} Mflop an image, forward and backward; {rounds} rounds; plain is `{plain}`")
+    print(f"{'loop':<20}{'images/s':>10}{'spread':>9}{'of bare':>9}{'x plain':>9}{'of peak':>9}")
+    for key in loops:
+        speed = statistics.median(speeds[key])
+        spread = (max(speeds[key]) - min(speeds[key])) / speed
+        passes = 2 if key == "sam" else 1
+        print(
+            f"{key:<20}{speed:>10.0f}{spread:>9.0%}{ratio(key, 'bare'):>9.2f}{ratio(key, 'plain'):>9.2f}"
+            f"{passes * speed * flops / peak:>9.0%}"
+        )
+    reached = True
+    for a, b, target in TARGETS if name == "smallconvnet" else []:
+        value = ratio(a, b)
+        reached &= value >= target
+        print(f"{a} / {b}: {value:.2f}, to reach {target}: {'reached' if value >= target else 'NOT reached'}")
+    return reached
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=["smallconvnet", "resnet18"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one loop in one round, about")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*lr K gamma.*")
+    print(describe())
+    peak = peak_flops()
+    print(f"measured peak {peak / 1e9:.0f} Gflop/s (float32 matrix product)")
+    data = generated()
+    results = [
+        measure(name, data, options.rounds if name == "smallconvnet" else min(options.rounds, 2), options.seconds, peak)
+        for name in options.models
+    ]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
