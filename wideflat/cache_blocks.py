@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["cache_blocks"]
+__all__ = ["BLOCK", "cache_blocks"]
 
 #: Elements in a block: a megabyte a tensor in float32. With smaller ones Python's own time shows.
 BLOCK = 262144

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.cache_blocks import cache_blocks
+from wideflat.cache_blocks import BLOCK, cache_blocks
 from wideflat.langevin_noise import GaussianNoise
 
 __all__ = ["EntropySGD"]
@@ -111,6 +111,7 @@ class EntropySGD(Optimizer):
         self._inner: Optimizer | None = None
         self._swapped = False
         self._noise: GaussianNoise | None = None
+        self._space: dict[torch.dtype, Tensor] = {}
         defaults = {
             "lr": lr,
             "inner_lr": inner_lr,
@@ -182,13 +183,13 @@ class EntropySGD(Optimizer):
         return state[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_inner": self._inner, "_swapped": self._swapped, "_noise": None}
+        return {**super().__getstate__(), "_inner": self._inner, "_swapped": self._swapped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_inner", None)
         self.__dict__.setdefault("_swapped", False)
-        self.__dict__.setdefault("_noise", None)
+        self._noise, self._space = None, {}  # working memory, made anew
 
     def state_dict(self) -> dict[str, Any]:
         """As for any optimizer; also right in the middle of a cycle, but not within `center`."""
@@ -313,7 +314,7 @@ class EntropySGD(Optimizer):
                     torch._foreach_copy_(w, w_prime)
                     d = grad
                 elif gamma:
-                    d = _coupled(grad, w_prime, w, gamma)
+                    d = _coupled(grad, w_prime, w, gamma, self._space)
                 else:
                     d = grad
                 v = velocity[0] if velocity else []
@@ -349,7 +350,7 @@ class EntropySGD(Optimizer):
             elif group["gamma"] and params:
                 originals += [(p, p.grad) for p in params]
                 w = [self.state[p]["center"] for p in params]
-                d = _coupled([p.grad for p in params], params, w, float(group["gamma"]))
+                d = _coupled([p.grad for p in params], params, w, float(group["gamma"]), None)
                 for p, coupled in zip(params, d, strict=True):
                     p.grad = coupled
         try:
@@ -472,8 +473,19 @@ def _outer(group: dict[str, Any], name: str) -> Any:
     return group[name] if value is None else value
 
 
-def _coupled(grad: list[Tensor], w_prime: list[Tensor], w: list[Tensor], gamma: float) -> list[Tensor]:
-    """Gradient + gamma (w' - w). The difference first: gamma w' and gamma w cancel in all but their last digits."""
+def _coupled(
+    grad: list[Tensor], w_prime: list[Tensor], w: list[Tensor], gamma: float, space: dict[torch.dtype, Tensor] | None
+) -> list[Tensor]:
+    """Gradient + gamma (w' - w). The difference first: gamma w' and gamma w cancel in all but their last digits.
+
+    Given ``space``, a block that is one flat piece is worked on there: fresh memory costs more than the arithmetic.
+    """
+    if space is not None and len(w) == 1 and w[0].device.type == "cpu" and w[0].dim() == 1 and w[0].numel() <= BLOCK:
+        dtype, size = w[0].dtype, w[0].numel()
+        if dtype not in space:
+            space[dtype] = torch.empty(BLOCK, dtype=dtype)
+        out = torch.sub(w_prime[0], w[0], out=space[dtype][:size])
+        return [torch.add(grad[0], out, alpha=gamma, out=out)]
     d = torch._foreach_sub(w_prime, w)
     torch._foreach_mul_(d, gamma)
     torch._foreach_add_(d, grad)
