@@ -364,7 +364,7 @@ SETTINGS: dict[str, Setting] = {
         omega1=1e-3,
         stop="loss",
         tolerance=1e-7,
-        max_epochs=20_000,
+        max_epochs=10_000,
         typical_epochs=4000,
         note="Appendix B.1, SGD slow: stops at a loss below 1e-7",
     ),
