@@ -1,0 +1,228 @@
+"""Local energy at equal standard error: the naive loop against each kind of noise.
+
+    python benchmarks/local_energy.py [--quick] [--only committee mlp smallconvnet resnet18] [--data FOLDER]
+
+For each network: the naive loop (copy the weights, perturb them, evaluate the whole data set, restore), then
+``wideflat.local_energy`` with each kind of noise, both in this process on the same network and data, over the same
+sigmas. Nobody can run the naive loop until it has the error bars of the others, so its time a perturbation and its
+variance over perturbations are measured, on as many perturbations as fit in the time given to it (the number is
+printed), and
+
+    ratio at equal standard error = (variance of one naive perturbation x its time) / (stderr^2 x time of wideflat)
+
+at the largest sigma. "variance" is the first factor, for one pass of each; "time" the second. For n larger than what
+the naive loop is run on, its variance is (v/n)(1 + (n-1) rho) with v and rho measured where it was run, and its time
+grows with n; wideflat is run on all n in any case. Such rows are marked.
+
+"of peak" is the rate of the forward passes inside the measurement (convolutions and products, as torch's flop counter
+counts them, over all time including drawing noise and folding), as a fraction of the measured peak of a matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from machine import describe, peak_flops
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from wideflat import local_energy
+from wideflat.committee import CommitteeMachine
+from wideflat.evaluation import error_metric
+from wideflat.models import resnet18, smallconvnet
+
+
+def naive(
+    model: nn.Module, x: Tensor, y: Tensor, sigmas: list[float], seconds: float, at_least: int, batch_size: int
+) -> tuple[Tensor, Tensor, float]:
+    """The loop people write. Errors of each perturbation and example at the largest sigma, time of a perturbation.
+
+    Returns:
+        Errors (perturbations, examples) at the largest sigma; their means; seconds a perturbation of one sigma.
+    """
+    model.eval()
+    g = torch.Generator().manual_seed(0)
+    rows = []
+    count, start = 0, time.perf_counter()
+    with torch.no_grad():
+        while len(rows) < at_least or time.perf_counter() - start < seconds:
+            sigma = sigmas[-1]  # the time does not depend on sigma; all of it is spent where the variance is wanted
+            saved = [p.clone() for p in model.parameters()]
+            for p in model.parameters():
+                p.add_(sigma * torch.randn(p.shape, generator=g) * p)
+            wrong = [
+                error_metric(model(x[i : i + batch_size]), y[i : i + batch_size]) for i in range(0, len(x), batch_size)
+            ]
+            for p, w in zip(model.parameters(), saved, strict=True):
+                p.copy_(w)
+            rows.append(torch.cat(wrong))
+            count += 1
+    each = (time.perf_counter() - start) / count
+    table = torch.stack(rows).double()
+    return table, table.mean(1), each
+
+
+def flops_of(model: nn.Module, x: Tensor) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(x[:1])
+    return counter.get_total_flops()
+
+
+def compare(
+    name: str,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    sigmas: list[float],
+    peak: float,
+    runs: dict[str, float],
+    naive_seconds: float,
+    naive_examples: int,
+    at_least: int = 24,
+    batch_size: int = 128,
+) -> None:
+    """One network at one n: a line for each kind of noise."""
+    n, m = len(x), min(len(x), naive_examples)
+    table, means, each = naive(model, x[:m], y[:m], sigmas, naive_seconds, at_least, batch_size)
+    v = float(table.var(0).mean())
+    variance = float(means.var())
+    rho = (m * variance / v - 1) / (m - 1)
+    if m < n:
+        variance, each = v / n * (1 + (n - 1) * rho), each * n / m
+    work = flops_of(model, x)
+    note = f" (run on {m}, scaled to {n})" if m < n else ""
+    print(f"\n{name}, n = {n}, {len(sigmas)} sigmas up to {sigmas[-1]}, E(w) + dE = {float(means.mean()):.3f}")
+    print(f"  naive loop: {len(means)} perturbations{note}, {each:.3g} s each, v = {v:.3g}, rho = {rho:.3g}")
+    print("  noise     passes    stderr  seconds  variance   time    ratio  of peak")
+    for noise, passes in runs.items():
+        options = {"noise": noise, "max_passes": passes, "progress": False}
+        local_energy(model, (x[:256], y[:256]), sigmas[:2], **{**options, "max_passes": 2})  # warm up
+        start = time.perf_counter()
+        profile = local_energy(model, (x, y), sigmas, **options)
+        seconds = time.perf_counter() - start
+        per_pass = seconds / (float(profile.passes[-1]) * len(sigmas))  # of one sigma, baseline and set-up included
+        ours = float(profile.stderr[-1]) ** 2 * float(profile.passes[-1])
+        rate = work * float(profile.evaluations.sum()) / seconds / peak
+        print(
+            f"  {noise:<9} {profile.passes[-1]:6.3g} {profile.stderr[-1]:9.2g} {seconds:8.3g} {variance / ours:8.1f}x "
+            f"{each / per_pass:5.2f}x {variance / ours * each / per_pass:7.0f}x {100 * rate:7.0f}%",
+            flush=True,
+        )
+
+
+# ---------------------------------------------------------------------------------------------- networks and data
+
+
+def trained(model: nn.Module, x: Tensor, y: Tensor, epochs: float, lr: float, batch_size: int = 100) -> nn.Module:
+    """A few epochs of plain SGD, so that the weights are those of a network that has learned something."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, nesterov=True)
+    g = torch.Generator().manual_seed(0)
+    model.train()
+    steps = max(1, int(epochs * len(x) / batch_size))
+    for _ in range(steps):
+        index = torch.randint(len(x), (batch_size,), generator=g)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[index]), y[index]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def committee_task(n: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A committee of 9 units that learned a teacher's answers to n patterns of 784 signs (by the perceptron rule)."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.sign(torch.randn(n, 784, generator=g))
+    y = torch.sign(x @ torch.randn(784, generator=g))
+    model = CommitteeMachine(784, hidden=9, generator=g).eval()
+    with torch.no_grad():
+        model.weight.add_((y[:, None] * x).mean(0) * 0.25)
+        for _ in range(200):
+            wrong = model(x) * y <= 0
+            if not wrong.any():
+                break
+            model.weight.add_(0.002 * (y[wrong, None] * x[wrong]).mean(0))
+            model.normalize_()
+    return model, x, y
+
+
+def mlp_task(n: int) -> tuple[nn.Module, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 784, generator=g)
+    y = (x @ torch.randn(784, 10, generator=g)).argmax(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    return trained(model, x, y, 6000 / n, 0.05), x, y
+
+
+def images(n: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
+    """CIFAR-10 from ``folder``, or images of ten smooth random patterns with noise."""
+    if folder is not None:
+        from wideflat.data import load
+
+        part = load("cifar10", folder, allow_altered=True).train
+        return (part.images[:n].float() / 255 - 0.47) / 0.25, part.targets[:n].long(), "CIFAR-10"
+    g = torch.Generator().manual_seed(0)
+    patterns = nn.functional.interpolate(torch.randn(10, 3, 8, 8, generator=g), size=32, mode="bilinear")
+    y = torch.randint(10, (n,), generator=g)
+    return patterns[y] + 0.7 * torch.randn(n, 3, 32, 32, generator=g), y, "generated images"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller n")
+    parser.add_argument("--only", nargs="*", default=["committee", "mlp", "smallconvnet", "resnet18"])
+    parser.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10; default ../shared/data if there")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    peak = peak_flops()
+    print(f"{describe()}, measured peak {peak / 1e9:.0f} Gflop/s")
+    tasks: dict[str, Callable[[], None]] = {}
+
+    def task(function: Callable[[], None]) -> None:
+        tasks[function.__name__] = function
+
+    sigmas = [round(0.05 * k, 2) for k in range(1, 11)]
+
+    @task
+    def committee() -> None:
+        for n in (500, 1000) if not arguments.quick else (500,):
+            model, x, y = committee_task(n)
+            runs = {"pass": 64.0, "batch": 64.0, "example": 512.0}
+            compare("committee 9 x 784", model, x, y, sigmas, peak, runs, 4.0, n, 200)
+
+    @task
+    def mlp() -> None:
+        for n in (1000, 10_000) if not arguments.quick else (1000,):
+            model, x, y = mlp_task(n)
+            runs = {"pass": 16.0, "batch": 8.0, "example": 32.0 if n < 5000 else 8.0}
+            compare("MLP 784-256-256-10", model, x, y, sigmas, peak, runs, 6.0, n, 60)
+
+    @task
+    def smallconvnet_task() -> None:
+        for n in (1000, 50_000) if not arguments.quick else (1000,):
+            x, y, kind = images(n, arguments.data)
+            torch.manual_seed(0)
+            model = trained(smallconvnet(num_classes=10), x, y, 1 if n > 5000 else 10, 0.02)
+            runs = {"batch": 2.0, "example": 2.0} if n > 5000 else {"pass": 16.0, "batch": 8.0, "example": 8.0}
+            few = sigmas if n < 5000 else [0.25, 0.5]
+            compare(f"SmallConvNet, {kind}", model, x, y, few, peak, runs, 20.0, 10_000, 30)
+
+    @task
+    def resnet18_task() -> None:
+        n = 10_000 if not arguments.quick else 1000
+        x, y, kind = images(n, arguments.data)
+        torch.manual_seed(0)
+        model = trained(resnet18(num_classes=10), x[:2000], y[:2000], 1.5, 0.05)
+        compare(f"ResNet-18, {kind}", model, x, y, [0.1, 0.2], peak, {"batch": 0.5}, 30.0, 256, 24)
+
+    for name, function in tasks.items():
+        if name.removesuffix("_task") in arguments.only:
+            function()
+
+
+if __name__ == "__main__":
+    main()
