@@ -63,12 +63,13 @@ def test_a_function_and_a_cosine_up_to_factor_times_gamma0():
 @pytest.mark.parametrize(
     ("target", "arguments", "message"),
     [
-        (SimpleNamespace(gamma=0.0), {}, "starts from a gamma0 > 0"),
+        (SimpleNamespace(gamma=0.0), {"total": 1}, "starts from a gamma0 > 0"),
+        (SimpleNamespace(gamma=1.0), {}, "total must be > 0.*got None"),
         (SimpleNamespace(gamma=1.0), {"total": 0}, "total must be > 0"),
-        (SimpleNamespace(gamma=1.0), {"factor": 0}, "factor must be > 0"),
+        (SimpleNamespace(gamma=1.0), {"total": 1, "factor": 0}, "factor must be > 0"),
         (SimpleNamespace(gamma=1.0), {"kind": "linear"}, "kind must be"),
-        (SimpleNamespace(), {}, "a SimpleNamespace has no gamma to focus"),
-        (torch.optim.SGD([nn.Parameter(torch.ones(1))]), {}, "param groups of SGD have no gamma"),
+        (SimpleNamespace(), {"total": 1}, "a SimpleNamespace has no gamma to focus"),
+        (torch.optim.SGD([nn.Parameter(torch.ones(1))]), {"total": 1}, "param groups of SGD have no gamma"),
     ],
 )
 def test_refuses_bad_input(target, arguments, message):

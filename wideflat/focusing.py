@@ -36,7 +36,7 @@ class Focusing:
         target: An optimizer whose param groups have a ``gamma`` (all are written, each from its own gamma0), or any
             object with an attribute ``gamma``, like `wideflat.ReplicaCoupling`.
         factor: gamma at the end over gamma at the start (exponential).
-        total: tau at the end.
+        total: tau at the end (exponential and cosine).
         kind: ``"exponential"``, ``"cosine"``, ``"constant"``, or a function of tau that returns gamma.
         gamma0: gamma at the start; None takes what the target has now.
         gamma_max: gamma at the end (cosine); None means ``factor`` times gamma0.
@@ -57,7 +57,7 @@ class Focusing:
         self,
         target: Any,
         factor: float = 10.0,
-        total: float = 1,
+        total: float | None = None,
         *,
         kind: str | Callable[[float], float] = "exponential",
         gamma0: float | None = None,
@@ -65,8 +65,8 @@ class Focusing:
     ) -> None:
         if not callable(kind) and kind not in ("exponential", "cosine", "constant"):
             raise ValueError(f"kind must be 'exponential', 'cosine', 'constant' or a function of tau, got {kind!r}")
-        if not total > 0:
-            raise ValueError(f"total must be > 0 (steps or epochs until the end), got {total}")
+        if kind in ("exponential", "cosine") and (total is None or not total > 0):
+            raise ValueError(f"total must be > 0: the calls of step() until the end of training; got {total}")
         if not factor > 0:
             raise ValueError(f"factor must be > 0 (gamma at the end over gamma at the start), got {factor}")
         self.target = target
@@ -121,13 +121,14 @@ class Focusing:
     def _at(self, tau: float, gamma0: float) -> float:
         if not isinstance(self.kind, str):
             return float(self.kind(tau))
+        if self.kind == "constant":
+            return gamma0
+        assert self.total is not None
         part = min(tau / self.total, 1.0)
         if self.kind == "exponential":
             return gamma0 * self.factor**part
-        if self.kind == "cosine":
-            gamma_max = self.factor * gamma0 if self.gamma_max is None else self.gamma_max
-            return 0.5 * gamma_max * (1 - math.cos(math.pi * part))
-        return gamma0
+        gamma_max = self.factor * gamma0 if self.gamma_max is None else self.gamma_max
+        return 0.5 * gamma_max * (1 - math.cos(math.pi * part))
 
     def _read(self) -> list[float]:
         if hasattr(self.target, "param_groups"):
