@@ -242,6 +242,12 @@ class LivingReplicas:
             except Exception as error:
                 failures.add(error)
 
+    def hand_over(
+        self, state_dict: Callable[[], dict[str, Any]], load_state_dict: Callable[[dict[str, Any]], object]
+    ) -> None:
+        """Say what a replica that comes back is told, and what it does with it; as the arguments of the class."""
+        self._state_dict, self._load_state_dict = state_dict, load_state_dict
+
     def leave(self) -> None:
         """Go without troubling the others: at the end of the training."""
         self._manager.shutdown(wait=False)

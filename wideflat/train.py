@@ -211,8 +211,12 @@ class Training:
                 network.compile()
         self.scaler = torch.amp.GradScaler(self.device.type) if self.options.amp == "fp16" else None
         self._inner_distance: float | None = None
-        self.learner.start(self._initial_losses, self._first_gradients, self.total_steps)
         self._start_sums()
+        self._start()
+
+    def _start(self) -> None:
+        """Choose gamma0 and lay out the focusing."""
+        self.learner.start(self._initial_losses, self._first_gradients, self.total_steps)
 
     # ---- one iteration
 

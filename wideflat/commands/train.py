@@ -15,6 +15,7 @@ import tyro
 
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
+from wideflat.runs import Run
 
 Algorithm = Literal["sgd", "rsgd", "esgd", "rsgdxy", "lookahead", "easgd", "parle", "sam"]
 
@@ -50,6 +51,8 @@ class Command:
       wideflat train cifar10-resnet18 --algorithm rsgd --lr 0.03 --out runs/mine --snapshots 10 40
       wideflat train cifar10-resnet110 --limit-data 256 --epochs 2
       wideflat train committee-sgd-fast --restarts 10
+      torchrun --nproc-per-node 3 -m wideflat train cifar10-smallconvnet --algorithm rsgd
+      wideflat train cifar10-smallconvnet --algorithm rsgd --fault-tolerant
     """
 
     preset: Annotated[str, tyro.conf.Positional]
@@ -119,6 +122,15 @@ class Command:
     tensorboard: bool = True
     """Write TensorBoard event files."""
 
+    fault_tolerant: bool = False
+    """A job for each replica of rsgd; each may be killed and started again. Without --replica all run here."""
+    replica: int | None = None
+    """With --fault-tolerant: train this replica alone, 0 to y - 1; the others are other jobs."""
+    lighthouse: str | None = None
+    """With --fault-tolerant: address of torchft_lighthouse, http://HOST:29510; by default $TORCHFT_LIGHTHOUSE."""
+    host: str | None = None
+    """With --fault-tolerant: name or address under which other machines reach this one."""
+
     restarts: int = 50
     """Of committee-...: how many, trained together."""
     draw: Literal["balanced", "random"] = "balanced"
@@ -143,6 +155,7 @@ class Command:
 
         from wideflat import data as data_sets
         from wideflat.train import Interrupted, Options, train
+        from wideflat.train_on_ranks import on_torchrun, train_on_ranks
 
         options = Options(
             seed=self.seed,
@@ -153,21 +166,21 @@ class Command:
             evaluate_every=self.evaluate_every,
             batch_norm_images=self.batch_norm_images,
         )
+        if self.fault_tolerant and self.replica is None:
+            return self._supervise(experiment.num_replicas, out)
         images = data_sets.load(experiment.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
             self._say(f"{len(images.altered)} files of {images.name} are not the published ones (--allow-altered)")
         try:
-            run = train(
-                experiment,
-                out,
-                images,
-                options,
-                device=_device(self.device),
-                snapshots=self.snapshots,
-                checkpoint_minutes=self.checkpoint_minutes,
-                tensorboard=self.tensorboard,
-                say=self._say,
-            )
+            if self.fault_tolerant:
+                run = self._train_one_replica(experiment, out, images, options)
+            elif on_torchrun():
+                found = train_on_ranks(experiment, out, images, options, **self._how())
+                if found is None:  # not the first rank, which has the run and prints the result
+                    return 0
+                run = found
+            else:
+                run = train(experiment, out, images, options, **self._how())
         except Interrupted as interruption:
             print(f"wideflat: {interruption}", file=sys.stderr)
             return 130
@@ -177,6 +190,48 @@ class Command:
             return 0
         self._print_result(experiment, run.path, result)
         return 0
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "device": _device(self.device),
+            "snapshots": self.snapshots,
+            "checkpoint_minutes": self.checkpoint_minutes,
+            "tensorboard": self.tensorboard,
+            "say": self._say,
+        }
+
+    # ---- replicas that may be killed
+
+    def _train_one_replica(self, experiment: Preset, out: Path, images: Any, options: Any) -> Run:
+        from wideflat.train_on_ranks import train_with_losses
+
+        assert self.replica is not None
+        return train_with_losses(
+            experiment,
+            out,
+            images,
+            options,
+            index=self.replica,
+            lighthouse=self.lighthouse,
+            host=self.host,
+            device=_device(self.device),
+            checkpoint_minutes=self.checkpoint_minutes,
+            say=lambda message: self._say(f"replica {self.replica}: {message}"),
+        )
+
+    def _supervise(self, num_replicas: int, out: Path) -> int:
+        """Start a job for each replica on this machine, and again when it dies."""
+        from wideflat.train_on_ranks import supervise
+
+        if self.algorithm not in ("rsgd", "rsgdxy"):
+            raise ValueError(f"--fault-tolerant is for rsgd and rsgdxy, not for {self.algorithm}")
+        given = [argument for argument in sys.argv[1:] if argument not in ("-q", "--quiet")]
+
+        def command(a: int, lighthouse: str) -> list[str]:
+            where = ["--replica", str(a), "--lighthouse", lighthouse, "--out", str(out), "--host", "127.0.0.1"]
+            return [sys.executable, "-m", "wideflat", *(["-q"] if a or self.json else []), *given, *where]
+
+        return supervise(command, num_replicas, self.lighthouse, say=self._say)
 
     # ---- what to train
 
@@ -234,7 +289,6 @@ class Command:
         from wideflat import committee
         from wideflat.commands.presets import committee_settings
         from wideflat.data import dress_coat
-        from wideflat.runs import Run
 
         if self.preset not in committee_settings():
             raise ValueError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")

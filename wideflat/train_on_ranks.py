@@ -1,0 +1,565 @@
+"""``wideflat train`` with a replica on each rank of ``torchrun``, or in each of several jobs that may be killed.
+
+The training is that of :mod:`wideflat.train`, step by step: weights, data and noise of replica ``a`` are functions of
+the seed and of ``a``, wherever it is computed. On the ranks of ``torchrun`` also the run on disk is the same, written
+by the first rank, so a run can be started in one process and be continued on several, or the other way round.
+
+Replicas that may be killed (`train_with_losses`) have a run directory each, ``OUT/replica-A``, and know each other only
+through :mod:`wideflat.fault_tolerance`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from wideflat.algorithms import Place
+from wideflat.data import ImageData
+from wideflat.presets import Preset
+from wideflat.progress import Progress
+from wideflat.replica_mesh import MeshReplicas, ending_together
+from wideflat.runs import Run, now
+from wideflat.train import (
+    CHECK_EVERY,
+    Evaluation,
+    Interrupted,
+    Options,
+    Training,
+    _Clock,
+    _figures,
+    _finish,
+    _save_snapshot,
+    _stop_requests,
+    _tensorboard,
+    _text,
+    evaluate,
+)
+
+__all__ = ["RankTraining", "on_torchrun", "replica_mesh", "supervise", "train_on_ranks", "train_with_losses"]
+
+#: Iterations between two moments at which the ranks agree on whether to save or to stop.
+AGREE_EVERY = 10
+
+
+def on_torchrun() -> bool:
+    """Whether ``torchrun`` has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
+
+
+@contextlib.contextmanager
+def replica_mesh(num_replicas: int, device: torch.device, timeout: float = 600.0):  # type: ignore[no-untyped-def]
+    """The mesh of a training under ``torchrun``: one rank a replica. Yields (mesh, device of this rank).
+
+    Args:
+        num_replicas: y; there must be as many ranks.
+        device: ``cpu`` (gloo) or ``cuda`` (NCCL, the GPU numbered like the rank on its machine).
+        timeout: Seconds after which a rank that does not answer is given up.
+    """
+    ranks = int(os.environ["WORLD_SIZE"])
+    if ranks != num_replicas:
+        raise ValueError(
+            f"this training has {num_replicas} replicas and torchrun has started {ranks} ranks; each rank trains one "
+            f"replica: give --nproc-per-node {num_replicas} (or --nnodes times --nproc-per-node = {num_replicas}), or "
+            f"--num-replicas {ranks}"
+        )
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
+    try:
+        yield init_device_mesh(device.type, (ranks,), mesh_dim_names=("replica",)), device
+    finally:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+class RankTraining(Training):
+    """The training of one replica on this rank, of the others on the others.
+
+    What it says about the whole training (metrics, states) it says on every rank, after asking the others; so every
+    rank must ask at the same time.
+
+    Args:
+        experiment: What to train.
+        data: The images.
+        options: How to compute.
+        device: Where.
+        mesh: One rank a replica.
+    """
+
+    def __init__(
+        self, experiment: Preset, data: ImageData, options: Options, device: torch.device, mesh: DeviceMesh
+    ) -> None:
+        if experiment.algorithm not in ("rsgd", "rsgdxy", "easgd", "parle"):
+            raise ValueError(
+                f"{experiment.algorithm} trains one network: run it without torchrun. Several ranks are for the "
+                "algorithms with replicas: rsgd, rsgdxy, easgd, parle"
+            )
+        self.mesh = mesh
+        place = Place(mesh.get_local_rank(), lambda network: MeshReplicas(network, mesh))
+        super().__init__(experiment, data, options, device, place)
+
+    def iterate(self) -> torch.Tensor:
+        """One iteration; the barycenter travels while the gradients are computed."""
+        assert self.learner.coupling is not None
+        self.learner.set_progress(self.tau)
+        self.learner.coupling.prefetch()
+        return super().iterate()
+
+    def everywhere(self, value: Any) -> list[Any]:
+        """The value of each rank, on all of them; any Python object."""
+        values: list[Any] = [None] * self.mesh.size()
+        dist.all_gather_object(values, value, group=self.mesh.get_group())
+        return values
+
+    def evaluate_replicas(self) -> Evaluation:
+        """Every replica on the test set, and their ensemble."""
+        network, group = self.learner.networks[0], self.mesh.get_group()
+        own = evaluate([network], self._plain("test"))
+        wrong = count = 0
+        training = network.training
+        network.eval()
+        with torch.no_grad():
+            for x, y in self._plain("test"):
+                probabilities = network(x).float().softmax(-1)
+                dist.all_reduce(probabilities, group=group)
+                wrong += int((probabilities.argmax(-1) != y).sum())
+                count += len(y)
+        network.train(training)
+        parts = self.everywhere((own.errors[0], own.losses[0]))
+        return Evaluation(tuple(e for e, _ in parts), tuple(loss for _, loss in parts), wrong / count)
+
+    def close_epoch(self, evaluate: bool = True) -> dict[str, Any]:
+        """The row of metrics of the epoch, over all replicas."""
+        sums = self.everywhere((float(self._loss_sum), int(self._wrong), self._count, self._inner_distance))
+        row = super().close_epoch(evaluate)
+        count = sum(part[2] for part in sums)
+        row["train_loss"] = sum(part[0] for part in sums) / count
+        row["train_error"] = sum(part[1] for part in sums) / count
+        if row.get("inner_distance") is not None:
+            row["inner_distance"] = sum(part[3] for part in sums) / len(sums)
+        if evaluate:
+            replicas = self.evaluate_replicas()
+            row |= {"replica_test_errors": list(replicas.errors), "ensemble_test_error": replicas.ensemble_error}
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the whole training, as one process would have it."""
+        parts = self.everywhere(_to_cpu(super().state_dict()))
+        whole = parts[0]
+        for part in parts[1:]:
+            for name in ("networks", "optimizers"):
+                whole["learner"][name] += part["learner"][name]
+            for name in ("loss", "wrong", "count"):
+                whole["sums"][name] = whole["sums"][name] + part["sums"][name]
+        if self.experiment.algorithm == "parle":  # focusing of every optimizer, then that of the coupling
+            whole["learner"]["focusing"] = [
+                *(part["learner"]["focusing"][0] for part in parts),
+                whole["learner"]["focusing"][-1],
+            ]
+        return whole
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take this rank's part of the state of a whole training."""
+        a, learner = self.here[0], dict(state["learner"])
+        for name in ("networks", "optimizers"):
+            learner[name] = [learner[name][a]]
+        if len(learner["focusing"]) > 1:
+            learner["focusing"] = [learner["focusing"][a], learner["focusing"][-1]]
+        sums = state["sums"]
+        if a:  # the sums of an epoch so far stay with the first rank
+            sums = {**sums, "loss": 0 * sums["loss"], "wrong": 0 * sums["wrong"], "count": 0}
+        super().load_state_dict({**state, "learner": learner, "sums": sums})
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_cpu(item) for item in value)
+    return value
+
+
+def train_on_ranks(
+    experiment: Preset,
+    out: str | os.PathLike[str],
+    data: ImageData,
+    options: Options | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    snapshots: Sequence[int] = (),
+    checkpoint_minutes: float = 5.0,
+    tensorboard: bool = True,
+    progress: bool = True,
+    say: Callable[[str], object] = lambda text: None,
+) -> Run | None:
+    """`wideflat.train.train` with one replica on each rank of ``torchrun``; all ranks call it.
+
+    The first rank keeps the run on disk, in the same form as one process does. Arguments are those of
+    `wideflat.train.train`.
+
+    Returns:
+        The run on the first rank, None on the others.
+    """
+    options = options or Options()
+    with replica_mesh(experiment.num_replicas, torch.device(device)) as (mesh, own_device), ending_together():
+        first = mesh.get_local_rank() == 0
+        with contextlib.ExitStack() as stack:
+            training = RankTraining(experiment, data, options, own_device, mesh)
+            run = stack.enter_context(_open_run(experiment, out, data, options)) if first else None
+
+            def tell(message: str) -> None:
+                """Say something and keep it with the run, on the first rank."""
+                if run is not None:
+                    run.append("events", {"time": now(), "event": message})
+                    say(message)
+
+            finished = run is not None and run.result() is not None
+            found = training.everywhere((finished, None if run is None or finished else run.restore(tell)))[0]
+            if found[0]:
+                if run is not None:
+                    say(f"{run.path} is finished already")
+                return run
+            if run is not None:
+                run.record_environment(data_source=data.source, ranks=mesh.size())
+            if found[1] is not None:
+                training.load_state_dict(found[1])
+                tell(f"resumed {out} at epoch {training.tau:.2f} of {experiment.epochs} on {mesh.size()} ranks")
+            elif 0 in snapshots:
+                _snapshot(run, training, {"epoch": 0})
+            _loop(training, run, snapshots, checkpoint_minutes, tensorboard, progress, say, tell)
+            result = _last(run, training)
+            tell(f"finished {out}: test error {100 * result['test_error']:.2f} %")
+            return run
+
+
+@contextlib.contextmanager
+def _open_run(experiment: Preset, out: Any, data: ImageData, options: Options):  # type: ignore[no-untyped-def]
+    """The run directory, held as long as the training lasts."""
+    sizes = {"name": data.name, "train": len(data.train), "test": len(data.test), "altered": bool(data.altered)}
+    run = Run.create(out, {"experiment": experiment.to_dict(), "options": dataclasses.asdict(options), "data": sizes})
+    with run.locked():
+        yield run
+
+
+def _loop(
+    training: RankTraining,
+    run: Run | None,
+    snapshots: Sequence[int],
+    checkpoint_minutes: float,
+    tensorboard: bool,
+    progress: bool,
+    say: Callable[[str], object],
+    tell: Callable[[str], object],
+) -> None:
+    experiment, options = training.experiment, training.options
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(_stop_requests())
+        write_scalars = stack.enter_context(_tensorboard(run, training.epoch, tensorboard)) if run else None
+        bar = stack.enter_context(
+            Progress(f"{experiment.name} {experiment.algorithm}", training.total_steps, progress and run is not None)
+        )
+        clock = _Clock(training, checkpoint_minutes)
+        while training.step < training.total_steps:
+            loss = training.iterate()
+            at_end = training.at_epoch_end
+            if at_end:
+                training.check()
+                clock.trained()
+                due = training.epoch % options.evaluate_every == 0 or training.step == training.total_steps
+                row = training.close_epoch(evaluate=due)
+                if run is not None and write_scalars is not None:
+                    run.append("metrics", row)
+                    run.append("timing", clock.row())
+                    write_scalars(row)
+                    bar.update(training.step, **_figures(row))
+                    say(f"epoch {row['epoch']}/{experiment.epochs}  {_text(row)}")
+                if training.epoch in snapshots:
+                    _snapshot(run, training, row)
+            elif training.step % CHECK_EVERY == 0:
+                training.check()
+            if run is not None and clock.show_is_due():
+                bar.update(training.step, loss=float(loss))
+            if not at_end and training.step % AGREE_EVERY:
+                continue
+            wishes = training.everywhere((stop[0].name if stop else None, clock.save_is_due()))
+            asked = next((name for name, _ in wishes if name), None)
+            if at_end or asked or wishes[0][1]:
+                state = training.state_dict()
+                if run is not None:
+                    run.save_checkpoint(training.step, state)
+                clock.saved()
+            if asked and training.step < training.total_steps:
+                message = (
+                    f"stopped by {asked} at epoch {training.tau:.2f} of {experiment.epochs}; the run is saved: start "
+                    "the same command again to go on"
+                )
+                tell(message)
+                raise Interrupted(message)
+
+
+def _snapshot(run: Run | None, training: Training, row: dict[str, Any]) -> None:
+    if run is not None:
+        _save_snapshot(run, training, row)
+    else:
+        training.center(len(training.data.train))
+
+
+def _last(run: Run | None, training: RankTraining) -> dict[str, Any]:
+    """The final model and its errors; every rank takes part in finding them, the first one writes them."""
+    center = training.center(len(training.data.train))
+    test, fit = evaluate([center], training._plain("test")), evaluate([center], training._plain("train"))
+    replicas = training.evaluate_replicas()
+    result: dict[str, Any] = {
+        "epoch": training.epoch,
+        "test_error": test.errors[0],
+        "test_loss": test.losses[0],
+        "train_error": fit.errors[0],
+        "train_loss": fit.losses[0],
+        "replica_test_errors": list(replicas.errors),
+        "ensemble_test_error": replicas.ensemble_error,
+    }
+    if run is not None:
+        run.save_model(center, result)
+    return result
+
+
+# ----------------------------------------------------------------------------------------- replicas that may be killed
+
+
+def train_with_losses(
+    experiment: Preset,
+    out: str | os.PathLike[str],
+    data: ImageData,
+    options: Options | None = None,
+    *,
+    index: int,
+    lighthouse: str | None = None,
+    host: str | None = None,
+    device: torch.device | str = "cpu",
+    checkpoint_minutes: float = 5.0,
+    progress: bool = True,
+    start_timeout: float = 60.0,
+    say: Callable[[str], object] = lambda text: None,
+) -> Run:
+    """Train replica ``index`` in a job of its own; the others may be killed and come back at any time, and so may this.
+
+    Its run directory is ``out/replica-INDEX``. Started again, it joins the others where they are, from their
+    barycenter; if none is alive, it goes on from its own last state. The center that is evaluated and saved is the
+    barycenter of the replicas that are alive.
+
+    Args:
+        experiment: With Replicated-SGD (rsgd, rsgdxy).
+        out: Folder of the run directories.
+        data: The images.
+        options: How to compute.
+        index: Which replica this is, 0 to y - 1.
+        lighthouse: Address of the lighthouse, by default ``$TORCHFT_LIGHTHOUSE``.
+        host: Name or address under which the others reach this machine.
+        device: Where.
+        checkpoint_minutes: A state is saved after every epoch, and after so many minutes within one.
+        progress: Show progress.
+        start_timeout: Seconds to wait for the other replicas at the beginning.
+        say: Where messages go.
+    """
+    from wideflat.fault_tolerance import LivingReplicas
+
+    options = options or Options()
+    if experiment.algorithm not in ("rsgd", "rsgdxy"):
+        raise ValueError(
+            f"training that survives the loss of replicas is for rsgd and rsgdxy, not for {experiment.algorithm}"
+        )
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(_open_run(experiment, Path(out) / f"replica-{index}", data, options))
+        if run.result() is not None:
+            say(f"{run.path} is finished already")
+            return run
+        run.record_environment(data_source=data.source)
+
+        def tell(message: str) -> None:
+            run.append("events", {"time": now(), "event": message})
+            say(message)
+
+        saved = run.restore(tell)
+
+        def make_group(network: nn.Module) -> LivingReplicas:
+            return stack.enter_context(
+                LivingReplicas(
+                    network,
+                    index=index,
+                    num_replicas=experiment.num_replicas,
+                    lighthouse=lighthouse,
+                    rounds=0 if saved is None else saved["rounds"],
+                    host=host,
+                    start_timeout=start_timeout,
+                    say=tell,
+                )
+            )
+
+        training = _LivingTraining(experiment, data, options, torch.device(device), Place(index, make_group), saved)
+        group = training.group
+        if saved is not None:
+            tell(f"restored {run.path}")
+        if training.came_back:
+            tell(f"joined the others at epoch {training.tau:.2f} of {experiment.epochs}")
+        stop = stack.enter_context(_stop_requests())
+        bar = stack.enter_context(Progress(f"replica {index}", training.total_steps, progress))
+        last_save = time.monotonic()
+
+        def save() -> None:
+            run.save_checkpoint(training.step, {"rounds": group.rounds, "training": training.state_dict()})
+
+        while training.step < training.total_steps:
+            loss = training.iterate()
+            if training.at_epoch_end:
+                training.check()
+                row = training.close_epoch()
+                run.append("metrics", {**row, "alive": list(group.alive)})
+                say(f"epoch {row['epoch']}/{experiment.epochs}  {_text(row)}")
+            if training.at_epoch_end or stop or time.monotonic() - last_save > 60 * checkpoint_minutes:
+                training.check()
+                save()
+                last_save = time.monotonic()
+            if training.step % AGREE_EVERY == 0:
+                bar.update(training.step, loss=float(loss))
+            if stop and training.step < training.total_steps:
+                raise Interrupted(
+                    f"stopped by {stop[0].name} at epoch {training.tau:.2f} of {experiment.epochs}; {run.path} is "
+                    "saved: start the same command again to go on"
+                )
+        result = _finish(run, training)
+        tell(f"finished {run.path}: test error of the barycenter {100 * result['test_error']:.2f} %")
+        return run
+
+
+class _LivingTraining(Training):
+    """The training of one replica among those that are alive.
+
+    Args:
+        saved: The last state of this replica, if it was trained before: taken, unless the others are further.
+    """
+
+    def __init__(
+        self,
+        experiment: Preset,
+        data: ImageData,
+        options: Options,
+        device: torch.device,
+        place: Place,
+        saved: dict[str, Any] | None,
+    ) -> None:
+        self._saved = saved
+        self._iterating = False
+        super().__init__(experiment, data, options, device, place)
+
+    def _start(self) -> None:
+        """Meet the others; gamma0 is found together at the beginning, and taken over later."""
+        learner, x = self.learner, self.experiment
+        assert learner.coupling is not None
+        group: Any = learner.coupling.group
+        self.group = group
+        group.hand_over(self._progress, self._catch_up)
+        learner._focus(learner.coupling, 1.0, x.gamma_factor, x.focusing, self.total_steps)  # gamma0 comes below
+        if self._saved is not None:
+            self.load_state_dict(self._saved["training"])
+        self.came_back = group.join()
+        if not self.came_back and self._saved is None:
+            learner.focusing.clear()
+            super()._start()
+
+    def _progress(self) -> dict[str, Any]:
+        """What one that comes back must know."""
+        assert self.learner.coupling is not None
+        return {"coupling": self.learner.coupling.state_dict(), "focusing": self.learner.focusing[0].state_dict()}
+
+    def _catch_up(self, state: dict[str, Any]) -> None:
+        """Go where the others are; in the midst of an iteration its rest is still to come."""
+        coupling, focusing = self.learner.coupling, self.learner.focusing[0]
+        assert coupling is not None
+        coupling.load_state_dict(state["coupling"])
+        self.step = coupling.calls - self._iterating
+        focusing.load_state_dict({**state["focusing"], "tau": self.step})
+
+    def iterate(self) -> torch.Tensor:
+        """One iteration, at whose coupling this replica may find that the others are further."""
+        self._iterating = True
+        try:
+            return super().iterate()
+        finally:
+            self._iterating = False
+
+    def close_epoch(self, evaluate: bool = True) -> dict[str, Any]:
+        """The row of metrics of this replica, and the errors of the barycenter."""
+        if not self._count:  # it came in just now
+            self._count = 1
+        return super().close_epoch(evaluate)
+
+
+def supervise(
+    command: Callable[[int, str], Sequence[str]],
+    num_replicas: int,
+    lighthouse: str | None = None,
+    restarts: int = 100,
+    say: Callable[[str], object] = lambda text: None,
+) -> int:
+    """Run all replicas as jobs on this machine, with a lighthouse, and start again those that die.
+
+    Args:
+        command: The command line of a replica, given its index and the address of the lighthouse.
+        num_replicas: y.
+        lighthouse: Address of a lighthouse; by default one is started here.
+        restarts: How often jobs are started again, in all.
+        say: Where messages go.
+
+    Returns:
+        The exit code: 0 if all have finished, 130 if they were interrupted, 1 if the restarts are used up.
+    """
+    from wideflat.fault_tolerance import start_lighthouse
+
+    server: Any = None if lighthouse else start_lighthouse("127.0.0.1:0")
+    address = lighthouse or "http://127.0.0.1:" + server.address().rsplit(":", 1)[1]
+    jobs: dict[int, subprocess.Popen[bytes]] = {}
+    code = 0
+    with _stop_requests() as stop:
+        try:
+            for a in range(num_replicas):
+                jobs[a] = subprocess.Popen(command(a, address))
+            while jobs and not (stop and all(job.poll() is not None for job in jobs.values())):
+                time.sleep(0.2)
+                for a, job in list(jobs.items()):
+                    if job.poll() is None:
+                        continue
+                    del jobs[a]
+                    if job.returncode == 0 or stop:
+                        continue
+                    if job.returncode in (130, 2) or restarts == 0:  # asked to stop; or started with wrong options
+                        code = job.returncode if job.returncode > 0 else 1
+                        continue
+                    restarts -= 1
+                    how = f"signal {-job.returncode}" if job.returncode < 0 else f"exit code {job.returncode}"
+                    say(f"replica {a} has died ({how}) and is started again")
+                    jobs[a] = subprocess.Popen(command(a, address))
+                if stop:
+                    for job in jobs.values():
+                        job.terminate()
+        finally:
+            for job in jobs.values():
+                job.kill()
+                job.wait()
+            if server is not None:
+                server.shutdown()
+    return 130 if stop else code
