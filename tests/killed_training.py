@@ -1,13 +1,13 @@
 """Train a small network and disturb it on the way; run as a script by test_resume_training.py.
 
-    python killed_training.py kill FOLDER ALGORITHM MODE COUNT SEED
-    python killed_training.py damage FOLDER ALGORITHM
+    python killed_training.py kill FOLDER ALGORITHM,... MODE COUNT SEED
+    python killed_training.py damage FOLDER ALGORITHM,...
     python killed_training.py long RUN
 
-``kill`` trains undisturbed in FOLDER/whole, then again in FOLDER/killed-N with COUNT kills in all, resuming after each,
-and compares the two. MODE is ``time`` (SIGKILL from outside after a random time) or ``write`` (the process kills itself
-before or after a random system call that changes the disk). ``damage`` truncates the last checkpoint of a killed run.
-``long`` trains for minutes. Each prints a line of JSON with what happened.
+``kill`` trains undisturbed in FOLDER/ALGORITHM/whole, then again in killed-N beside it with COUNT kills in all,
+resuming after each, and compares the two. MODE is ``time`` (SIGKILL from outside after a random time) or ``write`` (the
+process kills itself before or after a random system call that changes the disk). ``damage`` truncates the last
+checkpoint of a killed run. ``long`` trains for minutes. The first two print a line of JSON with what happened.
 """
 
 import dataclasses
@@ -172,21 +172,24 @@ def damage(folder: Path, algorithm: str) -> dict:
     return {"said": said[0], "resumed_before_the_damaged_state": resumed}
 
 
-def long(out: Path) -> dict:
-    run = train(experiment("sgd", epochs=100_000), out, images(), tensorboard=False, progress=False)
-    return {"run": str(run.path)}
+def long(out: Path) -> None:
+    train(experiment("sgd", epochs=100_000), out, images(), tensorboard=False, progress=False)
 
 
 def main() -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     job, folder, *rest = sys.argv[1:]
-    if job == "kill":
-        result = kill(Path(folder), rest[0], rest[1], int(rest[2]), int(rest[3]))
-    elif job == "damage":
-        result = damage(Path(folder), rest[0])
-    else:
-        result = long(Path(folder))
+    if job == "long":
+        long(Path(folder))
+        return
+    result = {}
+    for algorithm in rest[0].split(","):
+        place = Path(folder) / algorithm
+        if job == "kill":
+            result[algorithm] = kill(place, algorithm, rest[1], int(rest[2]), int(rest[3]))
+        else:
+            result[algorithm] = damage(place, algorithm)
     print(json.dumps(result))
 
 

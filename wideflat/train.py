@@ -37,7 +37,7 @@ from wideflat.seeds import derive_seed
 __all__ = ["Diverged", "Interrupted", "Options", "Training", "evaluate", "train"]
 
 
-#: Images in a batch of the evaluation.
+#: Images of 32x32 in a batch of the evaluation; fewer larger ones.
 EVALUATION_BATCH = 500
 #: Iterations between two looks at whether the training has diverged.
 CHECK_EVERY = 50
@@ -341,17 +341,23 @@ class Training:
         center = self.learner.center()
         if self.learner.refreshes and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in center.modules()):
             stream = self._stream(
-                "batch norm", 0, batch_size=min(EVALUATION_BATCH, len(self.data.train)), drop_last=True
+                "batch norm", 0, batch_size=min(self._evaluation_batch, len(self.data.train)), drop_last=True
             )
             count = math.ceil((batch_norm_images or self.options.batch_norm_images) / stream.batch_size)
             batches = (self._to_format(*stream.batch(0, i)) for i in range(min(count, len(stream))))
             wideflat.refresh_batch_norm(center, batches)
         return center
 
+    @property
+    def _evaluation_batch(self) -> int:
+        """As many images as have the pixels of 500 of CIFAR's, but no fewer than a training batch has."""
+        fitting = round(EVALUATION_BATCH * (32 / self.experiment.image_size) ** 2)
+        return min(EVALUATION_BATCH, max(fitting, self.experiment.batch_size))
+
     def _plain(self, split: str, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The images of a part in their order, without augmentation."""
         stream = self._stream(
-            "plain", 0, self.augmentation.evaluation(), split=split, shuffle=False, batch_size=EVALUATION_BATCH
+            "plain", 0, self.augmentation.evaluation(), split=split, shuffle=False, batch_size=self._evaluation_batch
         )
         count = len(stream) if limit is None else min(len(stream), math.ceil(limit / stream.batch_size))
         return (self._to_format(*stream.batch(0, i)) for i in range(count))
