@@ -202,8 +202,8 @@ def test_batched_equals_single():
             alone = list(sweep(Problem.of(w[r : r + 1], x, y), closure, (0.1, 1.0)))
             for one, many in zip(alone, batch, strict=True):
                 assert one.converged.all() and many.converged.all()
-                assert many.log_z[r].item() == pytest.approx(one.log_z.item(), abs=1e-11)
-                assert many.distance[r].item() == pytest.approx(one.distance.item(), rel=1e-9)
+                assert many.log_z[r].item() == pytest.approx(one.log_z.item(), abs=1e-10)
+                assert many.distance[r].item() == pytest.approx(one.distance.item(), rel=1e-8)
 
 
 def test_overlapping_patterns_converge_everywhere_from_anywhere():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import special
 
-from wideflat.channel import _linear_votes, _log_votes, log_majority, vote_channel
+from wideflat.channel import _linear_votes, _log_votes, log_majority, vote_channel, vote_hessian
 
 
 def enumerated(u):
@@ -56,6 +56,24 @@ def test_g_and_G_are_derivatives_and_the_heat_equation_holds(hidden):
         torch.testing.assert_close(-(up.g[h] - down.g[h]) / (2 * step), G[h], rtol=1e-6, atol=1e-7)
         wide, narrow = vote_channel(omega, V + e, y), vote_channel(omega, V - e, y)
         torch.testing.assert_close((wide.log_z - narrow.log_z) / (2 * step), ((g**2 - G) / 2)[h], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 5])
+def test_the_hessian_is_the_derivative_of_g(hidden):
+    generator = torch.Generator().manual_seed(4)
+    omega = torch.randn(hidden, 6, dtype=torch.float64, generator=generator)
+    V = torch.rand(hidden, 6, dtype=torch.float64, generator=generator) + 0.5
+    y = torch.tensor([1.0, -1, 1, -1, 1, -1], dtype=torch.float64)
+    J = vote_hessian(omega, V, y)
+    assert torch.equal(J, J.transpose(0, 1))
+    for k in range(hidden):
+        e = torch.zeros_like(omega)
+        e[k] = 1e-4
+        slope = (vote_channel(omega + e, V, y).g - vote_channel(omega - e, V, y).g) / 2e-4
+        torch.testing.assert_close(J[:, k], slope, rtol=1e-6, atol=1e-7)
+    # the covariance of the fields given the pattern, V + V J V, is one
+    covariance = (torch.einsum("hp,hkp,kp->phk", V, J, V)) + torch.diag_embed(V.T)
+    assert (torch.linalg.eigvalsh(covariance) > 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

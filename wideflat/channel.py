@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Channel", "log_majority", "vote_channel"]
+__all__ = ["Channel", "log_majority", "vote_channel", "vote_hessian"]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -76,6 +76,49 @@ def vote_channel(omega: Tensor, V: Tensor, y: Tensor) -> Channel:
     return Channel(log_z.reshape(shape[1:]), g, g * (g + omega / V))
 
 
+def vote_hessian(omega: Tensor, V: Tensor, y: Tensor) -> Tensor:
+    r"""All second derivatives J_hk = d^2 log Z_out / d omega_h d omega_k, shape (H, H, ...).
+
+    .. code-block:: text
+
+        J_hh = -G_h
+        J_hk = y phi(u_h)/sqrt(V_h) y phi(u_k)/sqrt(V_k) [P(K without h, k = m - 1) - P(K without h, k = m)] / Z_out
+               - g_h g_k
+
+    The two probabilities are those of a committee that h and k together turn from wrong to right, and from right to
+    wrong. Negative for most patterns: where one unit votes right, the others need to less.
+
+    Args:
+        omega: Means of the pre-activations, shape (H, ...) with H odd.
+        V: Their variances, positive, same shape.
+        y: Targets, +1 or -1, shape (...) or what broadcasts to it.
+
+    Example:
+        Three undecided units: P = 1/2 for both, which cancel, and J_hk = -g^2 = -0.1592.
+
+        >>> J = vote_hessian(torch.zeros(3, 1), torch.ones(3, 1), torch.ones(1))
+        >>> [round(J[h, k].item(), 4) for h, k in ((0, 0), (0, 1))]
+        [-0.1592, -0.1592]
+    """
+    log_z, g, G = vote_channel(omega, V, y)
+    hidden, rest = omega.shape[0], omega.shape[1:]
+    m = (hidden - 1) // 2
+    u = (y * omega * V.rsqrt()).reshape(hidden, -1).double()
+    log_p, log_q = torch.special.log_ndtr(u), torch.special.log_ndtr(-u)
+    log_density = -0.5 * u.square() - _LOG_SQRT_2PI
+    J = g.new_empty(hidden, hidden, *rest)
+    for h in range(hidden):
+        J[h, h] = -G[h]
+        for k in range(h):
+            others = [i for i in range(hidden) if i not in (h, k)]
+            votes = _log_prefix(log_p[others], log_q[others], m)[-1]
+            both = log_density[h] + log_density[k] - log_z.reshape(-1)
+            turned = (both + votes[m - 1]).exp() - (both + votes[m]).exp()
+            turned = turned.to(g.dtype).reshape(rest) * (V[h] * V[k]).rsqrt()
+            J[h, k] = J[k, h] = turned - g[h] * g[k]
+    return J
+
+
 def log_majority(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Logarithm of P(K >= (H + 1)/2) for K the number of successes in H independent trials (H odd).
 
@@ -95,8 +138,8 @@ def log_majority(log_p: Tensor, log_q: Tensor) -> Tensor:
     hidden = log_p.shape[0]
     _check_odd(hidden)
     p, q = log_p.reshape(hidden, -1), log_q.reshape(hidden, -1)
-    prefix = _log_prefix(p, q)
     m = (hidden - 1) // 2
+    prefix = _log_prefix(p, q, m)
     win = torch.logsumexp(p + prefix[:-1, m], dim=0)
     lose = torch.logsumexp(prefix[-1], dim=0)
     return _log_of_smaller_tail(win, lose).reshape(log_p.shape[1:])
@@ -149,8 +192,8 @@ def _log_votes(u: Tensor) -> tuple[Tensor, Tensor]:
     """As ``_votes``, by tables of logarithms: exact at any argument, and slower."""
     log_p, log_q = torch.special.log_ndtr(u), torch.special.log_ndtr(-u)
     m = (u.shape[0] - 1) // 2
-    prefix = _log_prefix(log_p, log_q)
-    suffix = _log_prefix(log_p.flip(0), log_q.flip(0)).flip(0)
+    prefix = _log_prefix(log_p, log_q, m)
+    suffix = _log_prefix(log_p.flip(0), log_q.flip(0), m).flip(0)
     win = torch.logsumexp(log_p + prefix[:-1, m], dim=0)
     lose = torch.logsumexp(prefix[-1], dim=0)
     pivotal = torch.logsumexp(prefix[:-1] + suffix[1:].flip(1), dim=1)
@@ -158,10 +201,10 @@ def _log_votes(u: Tensor) -> tuple[Tensor, Tensor]:
     return _log_of_smaller_tail(win, lose), slope
 
 
-def _log_prefix(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _log_prefix(log_p: Tensor, log_q: Tensor, m: int) -> Tensor:
     """Logarithm of F_h[k] for h = 0..H and k = 0..m, shape (H + 1, m + 1, n)."""
     hidden, n = log_p.shape
-    prefix = log_p.new_full((hidden + 1, (hidden - 1) // 2 + 1, n), -torch.inf)
+    prefix = log_p.new_full((hidden + 1, m + 1, n), -torch.inf)
     prefix[0, 0] = 0
     for h in range(hidden):
         prefix[h + 1] = prefix[h] + log_q[h]

@@ -13,8 +13,18 @@ of the fields is Gaussian with its whole covariance, each pattern and unit contr
 
 The means need no equation of their own: b - a mu = g at the fixed point, so they are the omega = kappa + Delta K g - V
 g of Belief Propagation. (This is also known as adaptive TAP.) Relaxed BP is the same with the covariance of the
-weights replaced by a multiple of the identity. What is still left out is the correlation between hidden units that a
-pattern causes.
+weights replaced by a multiple of the identity.
+
+**Between hidden units.** What this leaves out is the correlation between hidden units that a pattern causes: where one
+votes right, the others need to less. ``vector_sites`` adds it, to the order at which sites are Gaussian: each pattern
+gets a site over the vector of its H fields, with the matrix
+
+.. code-block:: text
+
+    A_mu = (V + V J V)^-1 - V^-1,          J = d^2 log Z_out / d omega d omega^T     (H x H, for each pattern)
+
+in place of the diagonal a, and E becomes -1/2 log det(1 + A Delta K) + 1/2 sum_mu log det(1 + A_mu V_mu), a determinant
+of H P dimensions. The cavities stay those of EP, whose moments are not found again with the new sites.
 """
 
 from __future__ import annotations
@@ -22,7 +32,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FullCovariance"]
+from wideflat.belief_propagation import FixedPoint, Problem
+from wideflat.channel import vote_hessian
+
+__all__ = ["FullCovariance", "vector_sites"]
 
 
 class FullCovariance:
@@ -107,3 +120,48 @@ def _posterior(gram: Tensor, a: Tensor, delta: float) -> tuple[Tensor, Tensor] |
 def _sites(G: Tensor, V: Tensor) -> Tensor:
     """Sites a = G / (1 - V G). The variance V - V^2 G of a field given its pattern is positive, so 1 - V G is."""
     return G / (1 - V * G).clamp(min=1e-12)
+
+
+def vector_sites(problem: Problem, point: FixedPoint) -> Tensor:
+    """What correlations between hidden units add to log Z of a fixed point of EP, shape (R,): see the head of the file.
+
+    Costs a Cholesky factorisation of H P dimensions for each reference.
+    """
+    gram, delta = problem.gram.double(), point.delta
+    values, vectors = torch.linalg.eigh(gram)
+    seen = values > 1e-12 * values[-1]
+    L = vectors[:, seen] * (delta * values[seen]).sqrt()  # Delta K = L L^T
+    rank = L.shape[1]
+    hidden, references, _ = point.g.shape
+    found = torch.zeros(references, dtype=torch.float64, device=gram.device)
+    if hidden == 1:
+        return found
+    for r in range(references):
+        g, V = point.g[:, r].double(), point.V[:, r].double()
+        omega = problem.kappa[:, r].double() + delta * g @ gram - V * g
+        J = vote_hessian(omega, V, problem.target.double())
+        if problem.keep is not None:
+            J = J * problem.keep[r]
+        identity = torch.eye(hidden, dtype=J.dtype, device=J.device)
+        VJ = V.T.unsqueeze(2) * J.permute(2, 0, 1)  # (P, H, H)
+        A = -torch.linalg.solve(identity + VJ, J.permute(2, 0, 1), left=False)  # -J (1 + V J)^-1
+        E = -torch.linalg.slogdet(identity + VJ).logabsdet.sum()
+        # the diagonal alone, as in E of FullCovariance
+        a = _sites(-J.diagonal().T, V)
+        E = E - (a * V).log1p().sum()
+        B = L.new_empty(hidden, rank, hidden, rank)
+        for h in range(hidden):
+            E = E + _log_det(L.T @ (a[h].unsqueeze(1) * L))
+            for k in range(h + 1):
+                B[h, :, k] = L.T @ (A[:, h, k].unsqueeze(1) * L)
+                B[k, :, h] = B[h, :, k].T
+        E = E - _log_det(B.reshape(hidden * rank, hidden * rank))
+        found[r] = 0.5 * E
+    return found
+
+
+def _log_det(B: Tensor) -> Tensor:
+    """Logarithm of det(1 + B) for B symmetric, which is changed; NaN if 1 + B is not positive."""
+    B.diagonal().add_(1)
+    factor, info = torch.linalg.cholesky_ex(B)
+    return 2 * factor.diagonal().log().sum() if info == 0 else B.new_tensor(torch.nan)

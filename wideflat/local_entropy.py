@@ -13,9 +13,10 @@ Phi <= 0, and Phi -> 0 as d -> 0 around a solution. Along the curve dPhi/dd = (1
 the ball is taken at its saddle point, as that of the solutions is: the exact one differs by log(pi D)/(2 D), which is
 as large as Phi itself at small distances, and the two must not be mixed.
 
-Z is found by one of four methods: relaxed Belief Propagation (``"bp"``, the paper's), its TAP form (``"tap"``),
-expectation propagation (``"ep"``), which knows how the patterns overlap, or sampling (``"sample"``), which is exact up
-to the error it states. docs/local_entropy.md has a table of how far they are apart.
+Z is found by one of these methods: relaxed Belief Propagation (``"bp"``, the paper's), its TAP form (``"tap"``),
+expectation propagation (``"ep"``), which knows how the patterns overlap, the same corrected for the correlations of
+hidden units (``"ep-vector"``), or sampling (``"sample"``), which is exact up to the error it states. The table in
+docs/local_entropy.md shows how far they are apart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from wideflat.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP, sweep
 from wideflat.entropy_sampling import sample_log_z
-from wideflat.expectation_propagation import FullCovariance
+from wideflat.expectation_propagation import FullCovariance, vector_sites
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
 
@@ -49,6 +50,7 @@ METHODS: dict[str, str] = {
     "bp": "relaxed Belief Propagation",
     "tap": "TAP",
     "ep": "expectation propagation",
+    "ep-vector": "expectation propagation with vector sites",
     "sample": "sampling",
 }
 
@@ -79,7 +81,7 @@ class LocalEntropy:
         on_errors: What was done about these: "keep" (Z counts solutions of all patterns, so Phi does not go to 0) or
             "drop" (the reference's wrong patterns are no constraints, which flatters it).
         num_weights: D = H N.
-        method: "bp", "tap", "ep" or "sample".
+        method: "bp", "tap", "ep", "ep-vector" (whose distance is that of "ep") or "sample".
         others: The curves of the other methods, where these were compared.
     """
 
@@ -176,7 +178,7 @@ class LocalEntropy:
     def load(cls, path: str | os.PathLike[str]) -> LocalEntropy:
         """Read a curve written by ``save``. Nothing in the file is executed."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 if not isinstance(archive, np.lib.npyio.NpzFile) or str(archive.get("kind")) != _KIND:
                     raise ValueError(f"{path} is not a curve written by LocalEntropy.save()")
                 found = {name: archive[name] for name in archive.files}
@@ -273,14 +275,15 @@ def local_entropy(
         targets: +1 or -1, shape (P,).
         deltas: Variances of the Gaussian around the reference, one for each point of the curve; the points lie near
             d/D = Delta/2. Default: 13 values from 0.01 to 3.
-        method: ``"bp"``, ``"tap"``, ``"ep"`` or ``"sample"`` (see the head of this module).
-        compare: Run the other three methods too; their curves are the ``others`` of the result.
+        method: ``"bp"``, ``"tap"``, ``"ep"``, ``"ep-vector"`` or ``"sample"`` (see the head of this module).
+        compare: Run the other methods too; their curves are the ``others`` of the result.
         on_errors: References may have training errors. ``"keep"``: count the solutions of all patterns all the same
             (Phi then does not go to 0 at small d). ``"drop"``: the patterns a reference gets wrong are no constraints
             for it; this flatters it. Either way the number of errors is in the result.
         dtype: ``torch.float64``, or ``torch.float32`` for speed where many references are computed. log Z is evaluated
             in float64 at what was found, where it is stationary: in float32 it is good to about 1e-5 relative.
-        tolerance: Residual at which a point counts as converged; 1e-8 in float64 and 1e-4 in float32 unless given.
+        tolerance: Residual at which a point counts as converged; it enters log Z squared. Unless given 1e-8 (1e-6 for
+            ``"ep"`` and for inputs that are not +-1), and 1e-4 in float32.
         particles: Of the sampler: size of a population.
         runs: Of the sampler: how many independent populations give the error.
         sweeps: Of the sampler: moves of each particle at each level.
@@ -326,7 +329,7 @@ def local_entropy(
 def _passed(problem: Problem, grid: list[float], method: str, tolerance: float | None, show: bool) -> dict[str, Tensor]:
     """The curve by message passing: each quantity of shape (R, points)."""
     closure: Closure
-    if method == "ep":
+    if method in ("ep", "ep-vector"):
         closure = FullCovariance(problem.gram, problem.num_inputs)
     elif method == "tap":
         closure = TAP(problem.num_inputs, problem.squares)
@@ -341,7 +344,11 @@ def _passed(problem: Problem, grid: list[float], method: str, tolerance: float |
     with Progress(METHODS[method], total=len(grid) * len(chunks), enabled=show) as progress:
         for chunk in chunks:
             points = []
-            for point in sweep(problem.select(chunk), closure, grid, tolerance):
+            part = problem.select(chunk)
+            for point in sweep(part, closure, grid, tolerance):
+                if method == "ep-vector":
+                    point.log_z = point.log_z + vector_sites(part, point)
+                    point.converged = point.converged & point.log_z.isfinite()
                 points.append({name: getattr(point, name).cpu() for name in names})
                 progress.advance(iterations=int(point.iterations.max()))
             parts.append({name: torch.stack([point[name] for point in points], dim=1) for name in names})

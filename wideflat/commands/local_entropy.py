@@ -35,12 +35,13 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
-    method: Literal["bp", "tap", "ep", "sample"] = "bp"
-    """Belief Propagation, TAP, expectation propagation (better where patterns overlap) or sampling (the judge)."""
+    method: Literal["bp", "tap", "ep", "ep-vector", "sample"] = "bp"
+    """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
+    hidden units, or sampling (the judge)."""
     deltas: tuple[float, ...] = ()
     """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 by default."""
     compare: bool = False
-    """Run all four methods, and print log Z of each side by side."""
+    """Run all methods, and print log Z of each side by side."""
     on_errors: Literal["keep", "drop"] = "keep"
     """What to do about patterns that a solution gets wrong: count them as constraints, or not (which flatters it)."""
     first: int | None = None
@@ -102,7 +103,7 @@ class Command:
 def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights, inputs and targets of an .npz file. Nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError(f"{path} is one array; expected an .npz file with weights, inputs and targets")
             missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
