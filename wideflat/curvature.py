@@ -343,19 +343,18 @@ class _CurvlinopsHessian(_TorchHessian):
         self._operator: Any = None
 
     def __call__(self, v: Tensor) -> Tensor:
-        if self._operator is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # deprecations inside its own dependencies
+        with warnings.catch_warnings(), self.evaluation.differentiable(self.names) as named:
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, in its dependencies and in forward mode
+            if self._operator is None:
                 import curvlinops
-            named = dict(self.evaluation.model.named_parameters())
-            self._operator = curvlinops.HessianLinearOperator(
-                self.evaluation.model,
-                nn.CrossEntropyLoss(),
-                [named[name] for name in self.names],
-                [batch for batch, _ in self._batches()],
-                check_deterministic=False,
-            )
-        with self.evaluation.differentiable(self.names):
+
+                self._operator = curvlinops.HessianLinearOperator(
+                    self.evaluation.model,
+                    nn.CrossEntropyLoss(),
+                    list(named.values()),
+                    [batch for batch, _ in self._batches()],
+                    check_deterministic=False,
+                )
             return (self._operator @ v).detach()
 
 

@@ -180,7 +180,7 @@ class _Ascent:
                 self._set(delta)
                 self.change.apply(float(sigma))
                 step = self._direction(blocks)
-                delta = {name: delta[name] + (2 / self.steps) * step[name] for name in self.names}
+                delta = {name: delta[name] + step[name] for name in self.names}
                 excess = _norm(delta) / self.radius
                 if excess > 1:
                     delta = {name: value / excess for name, value in delta.items()}
