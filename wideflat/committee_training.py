@@ -162,6 +162,16 @@ def _coefficients(
     return c if mask is None else c.mul_(mask)
 
 
+def _padded(size: int, unit: int = 32) -> int:
+    """The next multiple of ``unit``."""
+    return -(-size // unit) * unit
+
+
+def _pad(tensor: Tensor, size: int, value: float = 0) -> Tensor:
+    """Lengthen the last dimension."""
+    return F.pad(tensor, (0, size - tensor.shape[-1]), value=value)
+
+
 class _Form:
     """One way to hold and move the weight vectors of r restarts with y replicas each; what both ways share.
 
@@ -169,15 +179,21 @@ class _Form:
     epoch with the orders (r, passes, P) and dropout masks (r, passes, H, P), ``weights(rows)`` for the weights of some
     restarts, and ``errors()``, ``loss(epoch)``, ``distance()`` for what the stopping rules measure, (r,) each. The
     distance may be a lower bound where that is above the tolerance.
+
+    Patterns and inputs are padded to multiples of 32 and mini-batches to multiples of 16, by patterns of zeros with
+    target 0. Without that, the last few numbers of a tensor would go through scalar instead of vector instructions,
+    whose exponentials differ in the last bit, and a result would depend on where in the batch it stands.
     """
 
     state: dict[str, Tensor]
 
     def __init__(self, setting: Setting, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
         self.setting, self.dtype = setting, dtype
-        self.x = inputs.to(dtype)
-        self.target = targets.to(dtype)
         self.num_patterns, self.num_inputs = inputs.shape
+        self.P, self.N = _padded(self.num_patterns + 1), _padded(self.num_inputs)
+        self.x = torch.zeros(self.P, self.N, dtype=dtype)
+        self.x[: self.num_patterns, : self.num_inputs] = inputs
+        self.target = _pad(targets.to(dtype), self.P)
         self.y, self.hidden = setting.num_replicas, setting.hidden
         self.rate = setting.gradient_scale / setting.batch_size
         self.restarts = 0
@@ -194,6 +210,12 @@ class _Form:
         size = self.setting.batch_size
         return [slice(start, min(start + size, self.num_patterns)) for start in range(0, self.num_patterns, size)]
 
+    def present(self, orders: Tensor, masks: Tensor | None, batch: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The patterns of a mini-batch (n, B), the same with padding, and their dropout mask with padding."""
+        index = orders[:, batch]
+        size = _padded(index.shape[1], 16)
+        return index, _pad(index, size, self.num_patterns), None if masks is None else _pad(masks[..., batch], size)
+
     def coefficients(self, z: Tensor, index: Tensor, epoch: int, lr: float, masks: Tensor | None) -> Tensor:
         """Coefficients of the patterns ``index`` (n, B) in an update with learning rate ``lr``."""
         setting = self.setting
@@ -201,13 +223,14 @@ class _Form:
         return _coefficients(z, self.target[index], setting.tanh_beta(epoch), setting.omega(epoch), rate, masks)
 
     def _wrong(self, z: Tensor) -> Tensor:
-        votes = (z >= 0).sum(dim=1) * 2 > self.hidden
-        return (votes != (self.target > 0)).sum(dim=1)
+        votes = (z[..., : self.num_patterns] >= 0).sum(dim=1) * 2 > self.hidden
+        return (votes != (self.target[: self.num_patterns] > 0)).sum(dim=1)
 
     def _loss(self, z: Tensor, epoch: int) -> Tensor:
         omega = self.setting.omega(epoch)
         output = torch.tanh(z * self.setting.tanh_beta(epoch)).sum(dim=1) / math.sqrt(self.hidden)
-        return -F.logsigmoid(2 * omega * output * self.target).mean(dim=1) / (2 * omega)
+        loss = -F.logsigmoid(2 * omega * output * self.target)
+        return loss[:, : self.num_patterns].mean(dim=1) / (2 * omega)
 
 
 class _Gram(_Form):
@@ -224,12 +247,11 @@ class _Gram(_Form):
 
     def __init__(self, setting: Setting, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
         super().__init__(setting, inputs, targets, dtype)
-        exact = inputs.double()
+        exact = torch.zeros(self.P, self.N, dtype=torch.float64)
+        exact[: self.num_patterns, : self.num_inputs] = inputs
         gram = exact @ exact.T
         self.gram = gram.to(dtype)
-        self.blocks = [
-            (start, min(start + _COLUMNS, self.num_patterns)) for start in range(0, self.num_patterns, _COLUMNS)
-        ]
+        self.blocks = [(start, min(start + _COLUMNS, self.P)) for start in range(0, self.P, _COLUMNS)]
         self.tables = [self.gram[:, start:end].contiguous() for start, end in self.blocks]
         self.largest = float(torch.linalg.eigvalsh(gram)[-1]) * (1 + 1e-6)
         self.threshold = torch.finfo(dtype).eps / 16 / float(gram.diagonal().max())
@@ -238,24 +260,24 @@ class _Gram(_Form):
     # .............................................................................................. start and finish
 
     def load(self, weights: Tensor) -> None:
-        P, y, H = self.num_patterns, self.y, self.hidden
+        P, y, H = self.P, self.y, self.hidden
         self.restarts = len(weights)
         self.noise = 0.0
-        start = weights.to(self.dtype)
+        start = _pad(weights.to(self.dtype), self.N)
         a = torch.stack([w @ self.x.T for w in start.flatten(0, 1)])
         n = len(a)
         state = {"start": start.flatten(0, 1)}
         if self.setting.algorithm == "sgd":
             state |= {"a": a, "c": torch.zeros_like(a), "norm2": a.new_ones(n, H, 1)}
         elif self.setting.algorithm == "rsgd":
-            v = a.new_zeros(n, H, 3 * P + 2 * y)
+            v = a.new_zeros(n, H, _padded(3 * P + 2 * y))
             v[..., :P] = v[..., P : 2 * P] = a
             # w_a . w_b of the replicas of a restart, unit by unit: (y, H, y)
             v[..., 2 * P : 2 * P + y] = torch.cat([torch.einsum("ahi,bhi->ahb", w, w) for w in start])
-            v[..., 3 * P + y :] = torch.eye(y, dtype=self.dtype).repeat(self.restarts, 1).unsqueeze(1)
+            v[..., 3 * P + y : 3 * P + 2 * y] = torch.eye(y, dtype=self.dtype).repeat(self.restarts, 1).unsqueeze(1)
             state |= {"v": v}
         else:
-            v = a.new_zeros(n, H, 2 * P + 1)
+            v = a.new_zeros(n, H, _padded(2 * P + 1))
             v[..., :P] = a
             v[..., 2 * P] = 1
             state |= {"v": v, "s": a.new_zeros(n, H, 2 * P), "q": a.new_zeros(n, H, 2 * P), "d": a.new_zeros(n, 1)}
@@ -263,25 +285,20 @@ class _Gram(_Form):
 
     def _coordinates(self) -> tuple[Tensor, Tensor]:
         """C (n, H, P) and M (n, H, y) of all vectors."""
-        P, y = self.num_patterns, self.y
+        P, y = self.P, self.y
         if self.setting.algorithm == "sgd":
             c = self.state["c"]
             return c, c.new_ones(len(c), self.hidden, 1)
         v = self.state["v"]
-        return (
-            (v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y :])
-            if "s" not in self.state
-            else (
-                v[..., P : 2 * P],
-                v[..., 2 * P :],
-            )
-        )
+        if self.setting.algorithm == "rsgd":
+            return v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y : 3 * P + 2 * y]
+        return v[..., P : 2 * P], v[..., 2 * P : 2 * P + 1]
 
     def _expand(self, c: Tensor, m: Tensor, rows: Sequence[int]) -> Tensor:
         """M w_start + C X of some restarts, (r, y, H, N)."""
-        y, H, N = self.y, self.hidden, self.num_inputs
+        y, H, N = self.y, self.hidden, self.N
         start = self.state["start"].view(self.restarts, y, H, N)
-        c, m = c.view(self.restarts, y, H, -1), m.view(self.restarts, y, H, y)
+        c, m = c.reshape(self.restarts, y, H, -1), m.reshape(self.restarts, y, H, y)
         out = []
         for row in rows:
             mixed = torch.einsum("ahb,bhi->ahi", m[row], start[row])
@@ -290,7 +307,7 @@ class _Gram(_Form):
 
     def weights(self, rows: Sequence[int] | None = None) -> Tensor:
         w = self._expand(*self._coordinates(), range(self.restarts) if rows is None else rows)
-        return w / w.norm(dim=-1, keepdim=True)
+        return (w / w.norm(dim=-1, keepdim=True))[..., : self.num_inputs]
 
     # ................................................................................................. measurements
 
@@ -298,7 +315,7 @@ class _Gram(_Form):
         """A of the first replica, normalised where that is not implied."""
         if self.setting.algorithm == "sgd":
             return self.state["a"] / self.state["norm2"].sqrt()
-        return self.state["v"][:: self.y, :, : self.num_patterns]
+        return self.state["v"][:: self.y, :, : self.P]
 
     def errors(self) -> Tensor:
         return self._wrong(self._preactivations())
@@ -309,7 +326,7 @@ class _Gram(_Form):
     def distance(self) -> Tensor:
         if self.setting.algorithm == "esgd":
             return self.state["d"].squeeze(1).clone()
-        P, y, H, r = self.num_patterns, self.y, self.hidden, self.restarts
+        P, y, H, r = self.P, self.y, self.hidden, self.restarts
         a = self.state["v"].view(r, y, H, -1)[..., :P]
         # |dA|^2 <= (largest eigenvalue of G) |dw|^2, so this is a lower bound, which costs no matrix product
         bound = (a - a.mean(dim=1, keepdim=True)).square_().sum(dim=(1, 2, 3)) / (2 * y * self.largest)
@@ -334,7 +351,8 @@ class _Gram(_Form):
         The sums run in the order of the mini-batch in both branches, and adding a zero changes nothing, so the
         branches agree bit for bit.
         """
-        n, H, B = c.shape
+        n, B = index.shape
+        H, c = self.hidden, c[..., :B]
         if self.measure or self.active < 0.5:
             mask = c.abs().amax(dim=1) > 0
             count = mask.sum(dim=1)
@@ -361,33 +379,32 @@ class _Gram(_Form):
     def _sgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
         a, c, norm2 = (self.state[name] for name in ("a", "c", "norm2"))
         n, H = len(a), self.hidden
+        orders, masks = orders[:, 0], None if masks is None else masks[:, 0]
         for batch in self.batches():
-            index = orders[:, 0, batch]
-            wide = index.unsqueeze(1).expand(n, H, -1)
-            mask = None if masks is None else masks[:, 0, :, batch]
+            index, padded, mask = self.present(orders, masks, batch)
+            wide = padded.unsqueeze(1).expand(n, H, -1)
             norm = norm2.sqrt()
             before = a.gather(2, wide)
-            dc = self.coefficients(before / norm, index, epoch, self.setting.lr, mask).mul_(norm)
+            dc = self.coefficients(before / norm, padded, epoch, self.setting.lr, mask).mul_(norm)
             dc = F.hardshrink(dc, self.threshold)
             if self._add_rows(a, index, dc):
                 c.scatter_add_(2, wide, dc)
                 norm2 += before.add_(a.gather(2, wide)).mul_(dc).sum(dim=2, keepdim=True)
 
     def _rsgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
-        P, y, H, r = self.num_patterns, self.y, self.hidden, self.restarts
+        P, y, H, r = self.P, self.y, self.hidden, self.restarts
         setting, batches, v = self.setting, self.batches(), self.state["v"]
         n = len(v)
         by_restart = v.view(r, y, H, -1)
         a, i, j = v[..., :P], v[..., P : 2 * P], v[..., 2 * P : 2 * P + y]
-        c, m = v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y :]
-        orders = orders.reshape(n, P)
-        masks = None if masks is None else masks.reshape(n, H, P)
+        c, m = v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y : 3 * P + 2 * y]
+        orders = orders.reshape(n, -1)
+        masks = None if masks is None else masks.reshape(n, H, -1)
         strength = setting.lr * setting.period * setting.gamma(epoch)
         for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
-            index = orders[:, batch]
-            wide = index.unsqueeze(1).expand(n, H, -1)
-            mask = None if masks is None else masks[..., batch]
-            dc = self.coefficients(a.gather(2, wide), index, epoch, setting.lr, mask)
+            index, padded, mask = self.present(orders, masks, batch)
+            wide = padded.unsqueeze(1).expand(n, H, -1)
+            dc = self.coefficients(a.gather(2, wide), padded, epoch, setting.lr, mask)
             dc = F.hardshrink(dc, self.threshold)
             coupled = number % setting.period == 0
             if coupled:
@@ -400,7 +417,7 @@ class _Gram(_Form):
                 v.mul_(norm2.rsqrt_())
 
     def _esgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
-        P, H = self.num_patterns, self.hidden
+        P, H = self.P, self.hidden
         setting, batches = self.setting, self.batches()
         v, s, q = (self.state[name] for name in ("v", "s", "q"))
         n, L = len(v), setting.inner_steps
@@ -413,13 +430,13 @@ class _Gram(_Form):
             a, f, overlap, in_mean = one, one, one, alpha**L * one  # w' = a w + f S; w'.w; mu = in_mean w + Q
             for inner in range(L):
                 which, batch = divmod(outer * L + inner, len(batches))
-                index = orders[:, which, batches[batch]]
-                wide = index.unsqueeze(1).expand(n, H, -1)
-                mask = None if masks is None else masks[:, which, :, batches[batch]]
+                masks_now = None if masks is None else masks[:, which]
+                index, padded, mask = self.present(orders[:, which], masks_now, batches[batch])
+                wide = padded.unsqueeze(1).expand(n, H, -1)
                 w = v[..., :P].gather(2, wide)
                 in_s = s[..., :P].gather(2, wide)
                 z = torch.addcmul(w * a, in_s, f)
-                dc = F.hardshrink(self.coefficients(z, index, epoch, setting.inner_lr, mask), self.threshold)
+                dc = F.hardshrink(self.coefficients(z, padded, epoch, setting.inner_lr, mask), self.threshold)
                 # v' = (1 - k) w' + k w + dc X, unnormalised
                 a, f = (1 - k) * a + k, (1 - k) * f
                 norm2 = (1 - k) ** 2 + k**2 + 2 * k * (1 - k) * overlap
@@ -457,11 +474,11 @@ class _Direct(_Form):
 
     def load(self, weights: Tensor) -> None:
         self.restarts = len(weights)
-        w = weights.to(self.dtype).flatten(0, 1).clone()
+        w = _pad(weights.to(self.dtype), self.N).flatten(0, 1).clone()
         self.state = {"w": w, "d": w.new_zeros(len(w), 1)}
 
     def weights(self, rows: Sequence[int] | None = None) -> Tensor:
-        w = self.state["w"].view(self.restarts, self.y, self.hidden, self.num_inputs)
+        w = self.state["w"].view(self.restarts, self.y, self.hidden, self.N)[..., : self.num_inputs]
         return (w if rows is None else w[list(rows)]).clone()
 
     def errors(self) -> Tensor:
@@ -473,30 +490,31 @@ class _Direct(_Form):
     def distance(self) -> Tensor:
         if self.setting.algorithm == "esgd":
             return self.state["d"].squeeze(1).clone()
-        w = self.state["w"].view(self.restarts, self.y, self.hidden, self.num_inputs)
+        w = self.state["w"].view(self.restarts, self.y, self.hidden, self.N)
         return (w - w.mean(dim=1, keepdim=True)).square_().sum(dim=(1, 2, 3)) / (2 * self.y)
 
-    def _step(self, w: Tensor, index: Tensor, epoch: int, lr: float, mask: Tensor | None) -> Tensor:
-        """The update -lr grad of networks w (n, H, N) on their mini-batches (n, B). One network at a time, so that the
-        result cannot depend on the others.
+    def _step(self, w: Tensor, orders: Tensor, masks: Tensor | None, batch: slice, epoch: int, lr: float) -> Tensor:
+        """The update -lr grad of networks w (n, H, N) on their mini-batches. The products run one network at a time,
+        so that the result cannot depend on the others.
         """
+        index, padded, mask = self.present(orders, masks, batch)
         rows = [self.x[one] for one in index]
         z = torch.stack([one @ row.T for one, row in zip(w, rows, strict=True)])
-        c = self.coefficients(z, index, epoch, lr, mask)
+        c = self.coefficients(_pad(z, padded.shape[1]), padded, epoch, lr, mask)[..., : index.shape[1]].contiguous()
         return torch.stack([one @ row for one, row in zip(c, rows, strict=True)])
 
     def epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
         setting, batches, w = self.setting, self.batches(), self.state["w"]
-        n, P, H = len(w), self.num_patterns, self.hidden
+        n, H = len(w), self.hidden
         if setting.algorithm == "esgd":
             self._esgd_epoch(epoch, orders, masks)
             return
-        orders = orders.reshape(n, P)
-        masks = None if masks is None else masks.reshape(n, H, P)
+        orders = orders.reshape(n, -1)
+        masks = None if masks is None else masks.reshape(n, H, -1)
         by_restart = w.view(self.restarts, self.y, H, -1)
         strength = setting.lr * setting.period * setting.gamma(epoch)
         for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
-            dw = self._step(w, orders[:, batch], epoch, setting.lr, None if masks is None else masks[..., batch])
+            dw = self._step(w, orders, masks, batch, epoch, setting.lr)
             if self.y > 1 and number % setting.period == 0:
                 by_restart.lerp_(by_restart.mean(dim=1, keepdim=True), strength)
             w += dw
@@ -512,11 +530,12 @@ class _Direct(_Form):
             explorer, mean = w.clone(), w.clone()
             for inner in range(L):
                 which, batch = divmod(outer * L + inner, len(batches))
-                mask = None if masks is None else masks[:, which, :, batches[batch]]
-                step = self._step(explorer, orders[:, which, batches[batch]], epoch, setting.inner_lr, mask)
+                now = None if masks is None else masks[:, which]
+                step = self._step(explorer, orders[:, which], now, batches[batch], epoch, setting.inner_lr)
                 explorer.lerp_(w, k).add_(step)
                 for one, generator in zip(explorer, noise, strict=True) if size else ():
-                    one += size * torch.from_numpy(generator.standard_normal(one.shape, dtype=np.float32))
+                    drawn = generator.standard_normal((self.hidden, self.num_inputs), dtype=np.float32)
+                    one[:, : self.num_inputs] += size * torch.from_numpy(drawn)
                 mean.lerp_(explorer, 1 - alpha)
                 explorer /= explorer.norm(dim=-1, keepdim=True)
             if outer == len(batches) - 1:
@@ -713,6 +732,9 @@ def run(
         hint = f"; run it again to go on from {os.fspath(checkpoint)}" if checkpoint is not None else ""
         message = f"interrupted with {finished} of {len(seeds)} restarts finished{hint}"
         raise Interrupted(message, _measure(setting, patterns, restarts, name, options, job)) from None
+    except Exception:
+        save()  # whatever went wrong, the last refresh is good
+        raise
     save()
     return _measure(setting, patterns, restarts, name, options, job)
 
@@ -743,17 +765,20 @@ def _execute(job: _Job, workers: int, save: Callable[[], None], progress: Progre
         with progress, ThreadPoolExecutor(min(workers, len(groups)), initializer=single_threaded) as pool:
             futures = [pool.submit(job.train, group) for group in groups]
             try:
-                while wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION).not_done:
+                while True:
+                    ended, going = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+                    if not going or any(future.exception() for future in ended):
+                        break
                     progress.update(job.done(), epoch=max(job.at.values(), default=0))
                     if time.monotonic() - saved > _CHECKPOINT_INTERVAL:
                         save()
                         saved = time.monotonic()
+                for future in ended:
+                    future.result()  # raises what a worker raised
+                progress.update(job.done())
             except BaseException:
                 job.cancel.set()
                 raise
-            for future in futures:
-                future.result()
-            progress.update(job.done())
     finally:
         torch.set_num_threads(threads_before)
 
