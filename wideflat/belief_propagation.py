@@ -76,6 +76,7 @@ class Problem:
         num_inputs: N.
         eigenvalues: The leading ones of the Gram matrix less the mean of its diagonal, shape (k,).
         eigenvectors: Theirs, shape (P, k).
+        eigenvector_pairs: Products of two of them, shape (P, k^2).
     """
 
     kappa: Tensor
@@ -86,6 +87,7 @@ class Problem:
     num_inputs: int
     eigenvalues: Tensor
     eigenvectors: Tensor
+    eigenvector_pairs: Tensor
 
     @classmethod
     def of(cls, weights: Tensor, inputs: Tensor, target: Tensor, keep: Tensor | None = None) -> Problem:
@@ -104,6 +106,7 @@ class Problem:
         squares = inputs.square()
         leading = min(20, patterns)
         values, vectors = torch.linalg.eigh(gram.double())
+        U = vectors.flip(1)[:, :leading].to(gram.dtype).contiguous()
         excess = (values.flip(0)[:leading] - gram.diagonal().double().mean()).clamp(min=0)
         return cls(
             kappa=kappa,
@@ -113,7 +116,8 @@ class Problem:
             keep=keep,
             num_inputs=num_inputs,
             eigenvalues=excess.to(gram.dtype),
-            eigenvectors=vectors.flip(1)[:, :leading].to(gram.dtype).contiguous(),
+            eigenvectors=U,
+            eigenvector_pairs=(U.unsqueeze(2) * U.unsqueeze(1)).flatten(1),
         )
 
     def to(self, dtype: torch.dtype) -> Problem:
@@ -126,6 +130,7 @@ class Problem:
             target=self.target.to(dtype),
             eigenvalues=self.eigenvalues.to(dtype),
             eigenvectors=self.eigenvectors.to(dtype),
+            eigenvector_pairs=self.eigenvector_pairs.to(dtype),
         )
 
     def select(self, index: Tensor) -> Problem:
@@ -522,7 +527,7 @@ def _precondition(problem: Problem, residual: Tensor, G: Tensor, delta: float) -
     """
     U, s = problem.eigenvectors, problem.eigenvalues * delta
     G = G.clamp(min=0)
-    W = U.T @ (G.unsqueeze(-1) * U)
+    W = (G @ problem.eigenvector_pairs).unflatten(-1, (len(s), len(s)))  # U^T G U
     M = s * W  # (1 + s W) c = s U^T residual, column by column: W s is the transpose
     M.diagonal(dim1=-2, dim2=-1).add_(1)
     coefficient = torch.linalg.solve(M.mT, (residual @ U * s).unsqueeze(-1)).squeeze(-1)

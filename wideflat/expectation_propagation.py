@@ -153,8 +153,8 @@ def vector_sites(problem: Problem, point: FixedPoint) -> Tensor:
         for h in range(hidden):
             E = E + _log_det(L.T @ (a[h].unsqueeze(1) * L))
             for k in range(h + 1):
-                B[h, :, k] = L.T @ (A[:, h, k].unsqueeze(1) * L)
-                B[k, :, h] = B[h, :, k].T
+                block = L.T @ (A[:, h, k].unsqueeze(1) * L)
+                B[h, :, k], B[k, :, h] = block, block.T
         E = E - _log_det(B.reshape(hidden * rank, hidden * rank))
         found[r] = 0.5 * E
     return found
