@@ -107,6 +107,11 @@ def test_another_experiment_in_the_directory_is_refused_by_what_differs(tmp_path
         Run.create(tmp_path / "run", {"experiment": {"name": "mine", "lr": 0.2, "drops": (1, 2)}, "seed": 1})
 
 
+def test_a_remark_that_was_worded_anew_does_not_matter(tmp_path):
+    Run.create(tmp_path / "run", {"experiment": {"lr": 0.1, "notes": [["lr", "ours"]]}})
+    Run.create(tmp_path / "run", {"experiment": {"lr": 0.1, "notes": [["lr", "not the paper's"]]}})
+
+
 def test_foreign_directories_are_not_touched(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="is not a run of wideflat"):

@@ -58,6 +58,9 @@ except ImportError:  # not a POSIX system
 
 __all__ = ["DamagedState", "Run", "RunInUse", "environment", "load_state", "save_state"]
 
+#: Parts of a configuration that inform the reader and change nothing.
+REMARKS = ("experiment.notes", "experiment.paper_error", "experiment.paper_spread", "experiment.paper_gamma1")
+
 #: Version of the layout above; a run of a later version is refused instead of misread.
 FORMAT = 1
 
@@ -561,7 +564,9 @@ def _differences(there: Any, here: Any, name: str = "") -> str:
             for key in sorted({*there, *here})
         )
         return ", ".join(part for part in parts if part)
-    return "" if there == here else f"{name.removeprefix('experiment.')} is {there} there and {here} here"
+    if there == here or name in REMARKS:
+        return ""
+    return f"{name.removeprefix('experiment.')} is {there} there and {here} here"
 
 
 def _is_foreign(path: Path) -> bool:
