@@ -7,7 +7,7 @@ import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class Command:
 def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights, inputs and targets of an .npz file. Nothing in it is executed."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open(path, "rb") as file, _plain_arrays(file, path) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError(f"{path} is one array; expected an .npz file with weights, inputs and targets")
             missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
@@ -197,3 +197,10 @@ def _draw(curve: LocalEntropy, path: Path) -> None:
             figure.savefig(file, format=suffix, dpi=150)
     finally:
         plt.close(figure)
+
+
+def _plain_arrays(file: IO[bytes], path: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except ValueError as error:  # a pickle, or something that is no NumPy file at all
+        raise ValueError(f"{path} is not an .npz file of plain arrays ({error})") from error
