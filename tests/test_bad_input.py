@@ -20,6 +20,7 @@ def isolated(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("WIDEFLAT_DATA", str(tmp_path / "no-data"))
     torch.save({"weight": torch.zeros(2, 3)}, "weights.pt")
+    torch.save(torch.nn.Linear(5, 2).state_dict(), "fits.pt")
     np.savez("nothing.npz", a=np.zeros(3))
     good = {"weights": np.ones((3, 4)), "inputs": np.ones((2, 4)), "targets": np.array([1.0, -1.0])}
     np.savez("even.npz", **{**good, "weights": np.ones((2, 4))})
@@ -70,7 +71,7 @@ WRONG = [
     ("train cifar10-smallconvnet --lr -1", 1, "lr must be"),
     ("train cifar10-smallconvnet --momentum 1.5", 1, "momentum must be"),
     ("train cifar10-smallconvnet --algorithm rsgd --period 0", 1, "period must be"),
-    ("local-energy weights.pt --build nets:build --device warp", 1, "warp"),
+    ("local-energy fits.pt --build nets:build --device warp", 1, "warp"),
     ("local-entropy good.npz --deltas -1", 1, "must be"),
     ("local-energy good.npz --sigmas -0.5", 1, "sigma"),
     # missing files
