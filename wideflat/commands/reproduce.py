@@ -77,7 +77,35 @@ class Command:
     align: bool | None = None
     """Match the hidden units of replicas before coupling them (fig1)."""
     dropouts: tuple[float, ...] | None = None
-    """Dropout probabilities (fig6)."""
+    """Dropout probabilities (fig6, fig7)."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Batch sizes of the networks that are trained (fig7)."""
+    weight_decays: tuple[float, ...] | None = None
+    """Weight decays of the networks that are trained (fig7)."""
+    widths: tuple[int, ...] | None = None
+    """Channels of the three blocks of the networks that are trained (fig7)."""
+    lr: float | None = None
+    """Learning rate of the networks that are trained (fig7)."""
+    target_loss: float | None = None
+    """Train each network until its training loss is below this (fig7)."""
+    sigma: float | None = None
+    """Strength of the noise of the local energy (fig7)."""
+    realisations: int | None = None
+    """Perturbations of each network (fig7)."""
+    noise: Literal["pass", "batch", "example"] | None = None
+    """What shares a perturbation: all images, as in the paper, or a batch or an image, which is faster (fig7)."""
+    sigmas: tuple[float, ...] | None = None
+    """Strengths of the noise of local-energy profiles (fig1, fig3 to fig6)."""
+    moments: tuple[float, ...] | None = None
+    """Parts of the training, up to 1, at which flatness is measured (fig3, fig5)."""
+    target_stderr: float | None = None
+    """Measure local energy until its standard error is below this (fig3 to fig5)."""
+    max_passes: float | None = None
+    """Most passes over the training images for a local energy (fig3 to fig5)."""
+    runs: Path | None = None
+    """Folder of the trainings of table1, fig2 to fig5 and fig7, which share them (default: OUT/runs)."""
+    device: str | None = None
+    """Where to train and measure: cpu, cuda, mps (default: a GPU if there is one)."""
 
     def run(self) -> int:
         """Compute, draw, compare; with ``all``, go on with the next item where one fails."""
@@ -109,6 +137,8 @@ class Command:
             flags = ", ".join("--" + option.replace("_", "-") for option in foreign)
             raise ValueError(f"{flags} does not apply to {name}; `wideflat reproduce --help` says what each is for")
         folder = self.out / (f"{name}-quick" if self.quick else name)
+        if "runs" in known and "runs" not in given:
+            given = {**given, "runs": self.out / ("runs-quick" if self.quick else "runs")}
         return kind(folder, self.quick, **{option: value for option, value in given.items() if option in known})
 
     def _reproduce(self, item: Experiment) -> None:

@@ -19,13 +19,14 @@ from wideflat.models.resnet import BasicBlock, ResNet
 from wideflat.presets import ALGORITHMS, PRESETS, Preset, preset
 from wideflat.runs import Run
 
-__all__ = ["MOMENTS", "NAMES", "CellExperiment", "quick_cell", "quick_network"]
+__all__ = ["MOMENTS", "NAMES", "QUICK_MOMENTS", "CellExperiment", "quick_cell", "quick_network"]
 
 #: What legends call the algorithms.
 NAMES = {"sgd": "SGD", "rsgd": "rSGD", "esgd": "eSGD", "rsgdxy": "rSGD x y", "sam": "SAM"}
 #: Rows whose flatness is followed along the training (Figures 3 and 5), and the parts of the training at which.
 FOLLOWED = ("cifar10-resnet18", "cifar10-resnet110")
 MOMENTS = (0.1, 0.3, 0.6, 0.8, 1.0)
+QUICK_MOMENTS = (0.5, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------- the reduced form
@@ -56,7 +57,7 @@ def quick_cell(cell: Preset, epochs: int) -> Preset:
         num_classes=2,
         image_size=28,
         padding=2,
-        batch_size=25,
+        batch_size=12,
         augmentation="standard",
         cutout=0,
         model="smallconvnet" if small else "wideflat.experiments.cells:quick_network",
@@ -96,8 +97,8 @@ class CellExperiment(TrainingExperiment):
     #: The same for the reduced form: rows, seeds, epochs of the baseline, images.
     quick_rows: tuple[str, ...] = ("cifar10-smallconvnet",)
     quick_seeds = 1
-    quick_epochs = 12
-    quick_images = 600
+    quick_epochs = 15
+    quick_images = 500
 
     def __init__(
         self,
@@ -147,7 +148,9 @@ class CellExperiment(TrainingExperiment):
 
     def parts(self, row: str) -> tuple[float, ...]:
         """The parts of the training at which the network is kept for the flatness figures."""
-        return MOMENTS if row in FOLLOWED and not self.quick else ()
+        if row not in FOLLOWED:
+            return ()
+        return QUICK_MOMENTS if self.quick else MOMENTS
 
     def snapshots(self, cell: Cell) -> list[int]:
         """Epochs at those parts."""

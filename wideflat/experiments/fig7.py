@@ -108,7 +108,7 @@ class Fig7(TrainingExperiment):
         "test error: r(12) = 0.90, p = 1e-4."
     )
     quick_means = (
-        "8 VGG-like networks of width 4 to 8, trained for at most {epochs} epochs on {images} Dress-vs-Coat images "
+        "8 VGG-like networks of width 16, trained for at most {epochs} epochs on {images} Dress-vs-Coat images "
         "(28x28, two classes); {realisations} perturbations"
     )
 
@@ -140,13 +140,13 @@ class Fig7(TrainingExperiment):
         if self.realisations < 2:
             raise ValueError(f"realisations must be >= 2: one perturbation has no spread, got {self.realisations}")
         self.dropouts = tuple(dropouts) if dropouts else ((0.0, 0.5) if quick else (0.0, 0.25, 0.5))
-        self.batch_sizes = tuple(batch_sizes) if batch_sizes else ((10, 50) if quick else (8, 32, 512))
-        self.weight_decays = tuple(weight_decays) if weight_decays else ((0.0, 0.01) if quick else (0.0, 0.001))
+        self.batch_sizes = tuple(batch_sizes) if batch_sizes else ((6, 12) if quick else (8, 32, 512))
+        self.weight_decays = tuple(weight_decays) if weight_decays else ((0.0, 0.003) if quick else (0.0, 0.001))
         self.seeds = seeds
-        self.widths = tuple(widths) if widths else ((4, 8, 8) if quick else (512, 512, 512))
+        self.widths = tuple(widths) if widths else ((16, 16, 16) if quick else (512, 512, 512))
         self.dataset = dataset or ("dress-coat" if quick else "cifar10")
-        self.lr = lr or (0.02 if quick else 0.001)
-        self.epochs = epochs or (16 if quick else 1200)
+        self.lr = lr or (0.01 if quick else 0.001)
+        self.epochs = epochs or (40 if quick else 1200)
         self.target_loss = target_loss
         self.quick_means = self.quick_means.format(
             epochs=self.epochs, images=self.limit_data, realisations=self.realisations

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from wideflat.data import Augmentation, ImageData
 from wideflat.data.augmentation import normalise
-from wideflat.experiments.cells import MOMENTS, NAMES, CellExperiment, row_of
+from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table
 from wideflat.experiments.table1 import paper_error, percent
@@ -154,6 +154,7 @@ class ProfileExperiment(CellExperiment):
             "max_passes": max_passes or (4 if quick else 50),
             "seed": self.seed,
         }
+        self._absent: list[str] = []
 
     # ---- measuring
 
@@ -166,6 +167,8 @@ class ProfileExperiment(CellExperiment):
         for epoch in self.epochs_of(cell):
             if epoch is None or run.result(epoch) is not None:
                 self.profile(cell, run, epoch)
+            else:
+                self._absent.append(f"{run.path.name} was trained without keeping its network at epoch {epoch}.")
 
     def profile(self, cell: Cell, run: Run, epoch: int | None) -> LocalEnergy:
         """One profile, from its file or measured now."""
@@ -351,6 +354,10 @@ class ProfileExperiment(CellExperiment):
         clear = [s for s in below if theirs[s][0] - ours[s][0] > 2 * math.hypot(ours[s][1], theirs[s][1])]
         return f"{len(below)} ({len(clear)}) of {len(common)}"
 
+    def deviations(self) -> list[str]:
+        """Also networks that could not be measured because they were not kept."""
+        return [*super().deviations(), *self._absent]
+
     # ---- cost
 
     def cost(self) -> str:
@@ -382,7 +389,7 @@ class Evolution(ProfileExperiment):
 
     def __init__(self, folder: Path, quick: bool = False, moments: Sequence[float] | None = None, **more: Any) -> None:
         super().__init__(folder, quick, **more)
-        self.chosen_parts = tuple(moments) if moments is not None else ((0.5, 1.0) if quick else MOMENTS)
+        self.chosen_parts = tuple(moments) if moments is not None else (QUICK_MOMENTS if quick else MOMENTS)
         if any(not 0 < part <= 1 for part in self.chosen_parts):
             raise ValueError(f"moments must be parts of the training, above 0 and up to 1, got {self.chosen_parts}")
 
