@@ -2,8 +2,8 @@
 
 A checkpoint is a folder of safetensors files (nothing in it can execute) whose keys begin with the replica they belong
 to, ``replica0.model.conv1.weight``, and a ``manifest.json`` with their checksums. Each rank writes its own part;
-sharded parameters stay sharded, and may be read by another number of data-parallel ranks. The folder takes its name only
-when all of it is on the disk.
+sharded parameters stay sharded, and may be read by another number of data-parallel ranks. The folder takes its name
+only when all of it is on the disk.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def load_replicas(
                     mean.setdefault(name, value)
                 else:
                     mean[name] = mean[name] + value.double() / saved if name in mean else value.double() / saved
-        weights = {name.removeprefix("model."): value.to(own[name].dtype) for name, value in mean.items()}
+        weights: dict[str, Any] = {
+            name.removeprefix("model."): value.to(own[name].dtype) for name, value in mean.items()
+        }
         set_model_state_dict(model, weights)
         say(f"{path} holds {saved} replicas; all {group.num_replicas} here start from their barycenter, at rest")
     coupling.load_state_dict(plain["coupling"])
