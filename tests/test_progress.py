@@ -10,6 +10,7 @@ def test_plain_lines_say_how_far_and_how_long_still(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(line.startswith("sweep: ") and line.endswith("loss 0.5") for line in lines)
     assert "left" in lines[0] and "4/4" in lines[-1]
+    assert len(lines) == len(set(lines))
 
 
 def test_quick_work_and_silent_work_write_nothing(capsys, monkeypatch):

@@ -40,6 +40,7 @@ class Progress:
         self.enabled = enabled and not Progress.silent
         self._figures: dict[str, object] = {}
         self._start = self._last_line = time.monotonic()
+        self._last_completed: float = 0
         self._bar = self._task = None
 
     def __enter__(self) -> Progress:
@@ -56,7 +57,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self.enabled and self._last_line > self._start:
+        elif self.enabled and self._last_line > self._start and self.completed != self._last_completed:
             self._plain_line()
 
     def advance(self, amount: float = 1, **figures: object) -> None:
@@ -81,7 +82,7 @@ class Progress:
         )
 
     def _plain_line(self) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._last_completed = time.monotonic(), self.completed
         elapsed = self._last_line - self._start
         far = f"{self.completed:g}"
         if self.total:
