@@ -130,9 +130,9 @@ def load_replicas(
                     mean.setdefault(name, value)
                 else:
                     mean[name] = mean[name] + value.double() / saved if name in mean else value.double() / saved
-        weights: dict[str, Any] = {
-            name.removeprefix("model."): value.to(own[name].dtype) for name, value in mean.items()
-        }
+        weights: dict[str, Any] = {}
+        for name, value in mean.items():
+            weights[name.removeprefix("model.")] = value.to(own[name].dtype)
         set_model_state_dict(model, weights)
         say(f"{path} holds {saved} replicas; all {group.num_replicas} here start from their barycenter, at rest")
     coupling.load_state_dict(plain["coupling"])

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -420,8 +419,3 @@ class _Watch(threading.Thread):
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and self.store.add(_SEEN, 0) < self.others:
             time.sleep(self.interval / 4)
-
-
-def launched_by_torchrun() -> bool:
-    """Whether this process is one of several that ``torchrun`` has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ

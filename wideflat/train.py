@@ -404,7 +404,7 @@ class Training:
             raise Diverged(f"the training loss is {loss} {where}")
         if loss > limit:
             raise Diverged(f"the training loss has grown to {loss:.3g} {where} (limit {limit:.3g})")
-        for a, network in enumerate(self.learner.networks):
+        for a, network in zip(self.here, self.learner.networks, strict=True):
             for name, parameter in network.named_parameters():
                 if not torch.isfinite(parameter).all():
                     raise Diverged(f"{name} of replica {a} is not finite {where}")

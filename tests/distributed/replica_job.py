@@ -1,6 +1,6 @@
 """One replica of the fault tests: trains a small network on the embedded images, as a job that may be killed.
 
-Usage: python replica_job.py INDEX NUM_REPLICAS LIGHTHOUSE STEPS FOLDER [SEED [PAUSE [START_FROM]]]
+Usage: python replica_job.py INDEX NUM_REPLICAS LIGHTHOUSE STEPS FOLDER [SEED [START_FROM]]
 """
 
 import json
@@ -34,7 +34,7 @@ def network():
     )
 
 
-def main(index, num_replicas, lighthouse, steps, folder, seed=0, pause=0.0, start_from="barycenter"):
+def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="barycenter"):
     torch.set_num_threads(1)
     folder = Path(folder)
     log = open(folder / f"replica-{index}.log", "a", buffering=1)  # noqa: SIM115
@@ -67,7 +67,8 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, pause=0.0, star
     while coupling.calls < steps:
         t = coupling.calls
         (folder / f"step-{index}").write_text(str(t))
-        time.sleep(pause)
+        if (folder / "slowly").exists():  # while one is away, so that it comes back in time on any machine
+            time.sleep(0.2)
         generator = torch.Generator().manual_seed(derive_seed(seed, index, t))
         chosen = torch.randint(len(x), (BATCH,), generator=generator)
         optimizer.zero_grad()
@@ -101,6 +102,6 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, pause=0.0, star
 
 
 if __name__ == "__main__":
-    kinds = (int, int, str, int, str, int, float, str)
+    kinds = (int, int, str, int, str, int, str)
     main(*(kind(argument) for kind, argument in zip(kinds, sys.argv[1:], strict=False)))
     os._exit(0)  # torchft's threads need not be waited for

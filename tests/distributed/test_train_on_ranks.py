@@ -139,6 +139,7 @@ def test_torchrun_with_another_number_of_ranks_is_refused(tmp_path):
     assert "--nproc-per-node 2" in output and "--num-replicas 3" in output
 
 
+@pytest.mark.slow
 def test_jobs_that_die_are_started_again(tmp_path):
     pytest.importorskip("wideflat.fault_tolerance", reason="needs torchft: pip install 'wideflat[distributed]'")
     said = []
