@@ -55,7 +55,7 @@ class GaussianNoise:
     """
 
     #: Numbers made at a time, so that they, their indices and the table stay in the cache.
-    chunk = 262144
+    chunk = 131072
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
