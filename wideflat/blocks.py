@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ class Blocks:
 
     def visit(
         self, number: int, order: Sequence[int] | None = None, mine: Callable[[int], bool] | None = None
-    ) -> Iterator[Block]:
+    ) -> Generator[Block, None, None]:
         """The blocks of pass ``number``, an iterator of :class:`Block`.
 
         Args:
@@ -135,7 +135,11 @@ class Blocks:
     def first(self) -> Block:
         """The first block, for looking at."""
         if not self.one_pass:
-            return next(self.visit(0, [0] if self.indexed else None))
+            visit = self.visit(0, [0] if self.indexed else None)
+            try:
+                return next(visit)
+            finally:
+                visit.close()
         batches = iter(self._batches)
         batch = next(batches, None)
         if batch is None:
@@ -143,7 +147,7 @@ class Blocks:
         self._batches = itertools.chain([batch], batches)
         return self._finish(0, batch, 0)
 
-    def _visit_indexed(self, number: int, order: Sequence[int]) -> Iterator[Block]:
+    def _visit_indexed(self, number: int, order: Sequence[int]) -> Generator[Block, None, None]:
         for j in order:
             if self._tensors is not None:
                 part = self._parts[j]
@@ -157,7 +161,7 @@ class Blocks:
                 batch = default_collate([self._dataset[i] for i in self._parts[j].tolist()])
             yield self._finish(j, batch, number)
 
-    def _visit_iterable(self, number: int, mine: Callable[[int], bool]) -> Iterator[Block]:
+    def _visit_iterable(self, number: int, mine: Callable[[int], bool]) -> Generator[Block, None, None]:
         seed_everything(seed_of(self._seed, 0xDA7A))
         generator = getattr(self._batches, "generator", None)
         before = generator.get_state() if isinstance(generator, torch.Generator) else None

@@ -305,7 +305,12 @@ class _Measurement:
         self.shared: SharedNoise | None = None
         self.first_layer: FirstLayer | None = None
         self.calibration_batches: list[Any] = []
+        self.per_example = evaluation.values(batch, size).dim() == 1  # also tells a metric that does not work
         if evaluation.recalibrates:
+            if self.blocks.one_pass:
+                raise ValueError(
+                    'batch_norm="recalibrate" needs data that can be gone through more than once; got an iterator'
+                )
             seen = 0
             for block in self.blocks.visit(0):
                 self.calibration_batches.append(evaluation.load(block.batch))
@@ -330,7 +335,7 @@ class _Measurement:
         """How many passes are evaluated at once: several where blocks are small and no two examples share noise."""
         if self.example is None or not self.example.independent or self.batch_size is None:
             return 1
-        if not (self.blocks.fixed and self.blocks.in_memory) or self.max_passes % 1:
+        if not (self.blocks.fixed and self.blocks.in_memory and self.per_example) or self.max_passes % 1:
             return 1
         left = int(self.max_passes - number)
         if self.target is not None:
@@ -438,7 +443,10 @@ class _Measurement:
         rows = np.full((tiles, len(self.sigmas)), np.nan)
         rows[:, self.sigmas == 0] = 0.0
         if values:
-            rows[:, self.active] = torch.stack(values, 1).cpu().numpy() - known[-1]
+            found = torch.stack(values, 1).cpu().numpy() - known[-1]
+            rows[:, self.active] = np.where(
+                np.isnan(found), np.inf, found
+            )  # an overflow counts; NaN means not evaluated
         bar.advance(tiles)
         return rows
 
@@ -486,7 +494,8 @@ class _Measurement:
         else:
             sizes = np.array([self.sizes.get(j, 0) for j in range(count)], dtype=float)
         evaluations = np.einsum("pjs,j->s", (~np.isnan(table)).astype(float), sizes)
-        estimate = stratified(table, sizes)
+        with np.errstate(invalid="ignore"):  # where a loss has overflown, the mean is infinite and has no error bar
+            estimate = stratified(table, sizes)
         if self.evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
             with np.errstate(divide="ignore"):
                 extra = np.where((evaluations > 0) & (self.sigmas > 0), 1 / evaluations**2, 0.0)
@@ -509,8 +518,9 @@ class _Measurement:
         if not self.rows:
             return None
         estimate, stderr, evaluations = self._estimate()
-        sizes = np.array([self.sizes[j] for j in self.baselines], dtype=float)
-        base = np.array([np.mean(values) for values in self.baselines.values()])
+        known = {j: np.mean(values) for j, values in self.baselines.items() if values}
+        sizes = np.array([self.sizes[j] for j in known], dtype=float)
+        base = np.array(list(known.values()))
         whole = len(sizes) == (self.blocks.count or -1) * (self.world if self.blocks.sharded else 1)
         share = sizes / sizes.sum()
         spread = 0.0

@@ -17,7 +17,7 @@ from torch import nn
 def build():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(64, 3, generator=g)
-    return nn.Linear(3, 2), (x, (x[:, 0] > 0).long())
+    return nn.Sequential(nn.Linear(3, 2)), (x, (x[:, 0] > 0).long())
 
 def wrong():
     return 3
@@ -30,7 +30,7 @@ def project(tmp_path, monkeypatch):
     name = f"my_networks_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(BUILDER)
     torch.manual_seed(0)
-    model = nn.Linear(3, 2)
+    model = nn.Sequential(nn.Linear(3, 2))
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     from safetensors.torch import save_file
 
@@ -56,10 +56,10 @@ def test_layers_and_comparison(project, tmp_path, capsys):
     assert main([*base, "--out", "a.json"]) == 0
     assert main([*base, "--out", "b.json", "--seed", "1", "--compare", "a.json"]) == 0
     assert "minus a.json" in capsys.readouterr().out
-    assert main([*base, "--out", "c.json", "--parameters", "weight", "--compare", "a.json"]) == 0
-    assert "not comparable: parameters is 'weight' for one and 'all'" in capsys.readouterr().out
+    assert main([*base, "--out", "c.json", "--parameters", "0.weight", "--compare", "a.json"]) == 0
+    assert "not comparable: parameters is '0.weight' for one and 'all'" in capsys.readouterr().out
     assert main([*base, "--out", "d.json", "--layers"]) == 0
-    assert not (tmp_path / "d.json").exists()
+    assert not (tmp_path / "d.json").exists() and LocalEnergy.load(tmp_path / "d-0.json").conventions["perturbed"] == 8
 
 
 def test_committees_are_exact(tmp_path, monkeypatch, capsys):
@@ -94,7 +94,7 @@ def test_committees_are_exact(tmp_path, monkeypatch, capsys):
 def test_bad_input_is_named_without_a_traceback(project, tmp_path, capsys, arguments, message):
     (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04 not a zip")
     torch.save({"weight": Evil()}, tmp_path / "evil.pt")
-    torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "other.pt")
+    torch.save(nn.Sequential(nn.Linear(4, 2)).state_dict(), tmp_path / "other.pt")
     assert main(["local-energy", *(argument.replace("PROJECT", project) for argument in arguments)]) == 1
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
