@@ -310,7 +310,6 @@ def sweep(
     deltas: Sequence[float],
     tolerance: float | None = None,
     max_iterations: int = 1000,
-    advance: Callable[[int], None] = lambda iterations: None,
 ) -> Iterator[FixedPoint]:
     """The fixed points at growing Delta, each started from the one before.
 
@@ -323,7 +322,6 @@ def sweep(
         deltas: Variances, growing.
         tolerance: As for ``solve``.
         max_iterations: As for ``solve``.
-        advance: Called after each point with the largest number of iterations of a reference.
     """
     good: FixedPoint | None = None  # the last converged point of each reference, as if it had been at good.delta
     for delta in deltas:
@@ -332,7 +330,6 @@ def sweep(
         if len(failed):
             _try_again(problem, closure, delta, good, point, failed, tolerance, max_iterations)
         yield point
-        advance(int(point.iterations.max()))
         failed = (~point.converged).nonzero().squeeze(1)
         start = replace(point, g=point.g.clone(), V=point.V.clone())
         if len(failed):
