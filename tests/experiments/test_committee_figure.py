@@ -87,6 +87,16 @@ def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
     assert [row[1] for row in figure.comparison().rows] == ["plain"]
 
 
+def test_solutions_with_errors_have_no_local_entropy(tmp_path):
+    figure = Small(tmp_path, methods=("bp",))
+    figure.cases = [Case("hopeless", SETTINGS["sgd-fast"].but(max_epochs=1), 2)]
+    figure.compute()
+    restarts = figure.table("restarts")
+    assert (restarts["train_errors"] > 0).all() and np.isnan(restarts["phi_bp"]).all()
+    assert len(figure.table("entropy")) == 0 and figure.charts()[0].name == "energy-balanced"
+    assert figure.comparison().rows[0][7] == "–"
+
+
 def test_nothing_computed_yet(tmp_path):
     figure = Small(tmp_path)
     assert figure.charts() == [] and figure.comparison().rows == []

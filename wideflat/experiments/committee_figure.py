@@ -6,7 +6,8 @@ dE(w, sigma), and its test error. The figure shows whether the three agree on wh
 Tables:
 
 * ``restarts.csv``: one row a solution: how its training ended, its errors, Phi at one distance, dE at one sigma.
-* ``entropy.csv``: one row a point of a local-entropy curve, with the status of its computation.
+* ``entropy.csv``: one row a point of a local-entropy curve, with the status of its computation; only of solutions
+  without training errors.
 * ``energy.csv``: one row a point of a local-energy profile (exact, no sampling: the votes are independent).
 """
 
@@ -111,7 +112,7 @@ class CommitteeFigure(Experiment):
 
     def compute(self) -> None:
         """Train and measure each group, write the tables after each: what is there can always be drawn."""
-        done: list[tuple[Group, Solutions, dict[str, LocalEntropy]]] = []
+        done: list[tuple[Group, Solutions, dict[str, LocalEntropy | None]]] = []
         for group in self.groups():
             solutions = self._train(group)
             done.append(
@@ -143,17 +144,25 @@ class CommitteeFigure(Experiment):
         checkpoint.unlink(missing_ok=True)
         return solutions
 
-    def _entropy(self, group: Group, solutions: Solutions, method: str) -> LocalEntropy:
+    def _entropy(self, group: Group, solutions: Solutions, method: str) -> LocalEntropy | None:
+        """Curves of the solutions without training errors, in their order; None if there is no such solution.
+
+        Belief propagation counts configurations without errors. Around a reference that has some this is another
+        quantity, so such references are left out.
+        """
+        if not any(solutions.solved):
+            return None
         path = self._path(group, f"-{method}.npz")
         if path.exists():
             return LocalEntropy.load(path)
+        solved = solutions.subset([r for r in range(len(solutions)) if solutions.solved[r]])
         curves = local_entropy(
-            solutions.weights, solutions.inputs, solutions.targets, deltas=self.deltas, method=method, progress=True
+            solved.weights, solved.inputs, solved.targets, deltas=self.deltas, method=method, progress=True
         )
         curves.save(path)
         return curves
 
-    def _write_tables(self, done: Sequence[tuple[Group, Solutions, dict[str, LocalEntropy]]]) -> None:
+    def _write_tables(self, done: Sequence[tuple[Group, Solutions, dict[str, LocalEntropy | None]]]) -> None:
         about = self.provenance(size=self.size, settings={g.case.label: _options(g.case.setting) for g, _, _ in done})
         restarts = Table(
             ["draw", "subset", "setting", "seed", "epochs", "stop", "reached", "errors_before", "train_errors"]
@@ -162,7 +171,7 @@ class CommitteeFigure(Experiment):
             provenance={**about, "phi at d/D": AT_DISTANCE, "energy at sigma": AT_SIGMA},
         )
         entropy = Table(
-            ["draw", "subset", "setting", "seed", "method", "delta", "distance", "phi", "log_z", "converged", "errors"],
+            ["draw", "subset", "setting", "seed", "method", "delta", "distance", "phi", "log_z", "converged"],
             provenance=about,
         )
         energy = Table(["draw", "subset", "setting", "seed", "sigma", "energy"], provenance=about)
@@ -176,20 +185,21 @@ class CommitteeFigure(Experiment):
                 for sigma, value in zip(self.sigmas, profiles[r], strict=False):
                     energy.add(**key, sigma=sigma, energy=value)
                 phis = {}
+                position = sum(solutions.solved[:r])
                 for method, curve in curves.items():
+                    if curve is None or not solutions.solved[r]:
+                        continue
                     for t, delta in enumerate(self.deltas):
                         entropy.add(
                             **key,
                             method=method,
                             delta=delta,
-                            distance=curve.relative_distance[r, t],
-                            phi=curve.phi[r, t],
-                            log_z=curve.log_z[r, t],
-                            converged=curve.converged[r, t],
-                            errors=solutions.train_errors[r],
+                            distance=curve.relative_distance[position, t],
+                            phi=curve.phi[position, t],
+                            log_z=curve.log_z[position, t],
+                            converged=curve.converged[position, t],
                         )
-                    if solutions.train_errors[r] == 0:
-                        phis[f"phi_{method}"] = curve.at(AT_DISTANCE)[r]
+                    phis[f"phi_{method}"] = curve.at(AT_DISTANCE)[position]
                 restarts.add(
                     **key,
                     **phis,
@@ -354,7 +364,7 @@ def _unit_overlap(weights: torch.Tensor) -> np.ndarray:
 
 def _mean_curve(points: Table, label: str) -> Series:
     """Mean and spread of local-entropy curves over solutions, on a grid of distances that all of them reach."""
-    points = points.where(converged=True, errors=0)
+    points = points.where(converged=True)
     keys = dict.fromkeys(zip(points["subset"], points["seed"], strict=True))
     curves = [points.where(subset=subset, seed=seed) for subset, seed in keys]
     curves = [curve for curve in curves if len(curve) > 1]
