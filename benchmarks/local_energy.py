@@ -209,8 +209,8 @@ def main() -> None:
         n = 10_000 if not arguments.quick else 1000
         x, y, kind = images(n, arguments.data)
         torch.manual_seed(0)
-        model = trained(resnet18(num_classes=10), x[:2000], y[:2000], 1.5, 0.05)
-        compare(f"ResNet-18, {kind}", model, x, y, [0.1, 0.2], peak, {"batch": 0.5}, 30.0, 256, 24)
+        model = trained(resnet18(num_classes=10), x[:2000], y[:2000], 1.0, 0.05)
+        compare(f"ResNet-18, {kind}", model, x, y, [0.1, 0.2], peak, {"batch": 0.4}, 20.0, 256, 20)
 
     for name, function in tasks.items():
         if name.removesuffix("_task") in arguments.only:

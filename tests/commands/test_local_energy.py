@@ -118,3 +118,28 @@ def test_ctrl_c_writes_what_was_measured(project, tmp_path, monkeypatch, capsys)
     code = main(["local-energy", "weights.pt", "--build", f"{project}:build", "--sigmas", "0.5", "--out", "part.json"])
     assert code == 130 and not LocalEnergy.load(tmp_path / "part.json").complete
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_run_with_the_augmentation_of_its_training(tmp_path, monkeypatch, capsys):
+    from wideflat.data import ImageData, ImageSplit
+    from wideflat.presets import preset
+    from wideflat.runs import Run
+    from wideflat.train import train
+
+    g = torch.Generator().manual_seed(0)
+    part = ImageSplit(torch.randint(256, (48, 3, 32, 32), generator=g).to(torch.uint8), torch.arange(48) % 10)
+    images = ImageData.of("generated", tuple("0123456789"), part, part)
+    train(
+        preset("cifar10-smallconvnet", "sgd").with_epochs(1),
+        tmp_path / "run",
+        images,
+        progress=False,
+        tensorboard=False,
+    )
+    monkeypatch.setattr(Run, "data", lambda self, folder=None: images)
+    assert main(["local-energy", str(tmp_path / "run"), "--sigmas", "0", "0.5", "--metric", "loss"]) == 0
+    profile = LocalEnergy.load(tmp_path / "run" / "local_energy.json")
+    assert profile.conventions["examples"] == 48 and profile.conventions["augmented"]
+    assert profile.mean[0] == 0 and profile.mean[1] != 0
+    assert main(["local-energy", str(tmp_path / "run"), "--epoch", "7"]) == 1
+    assert "snapshot at epoch 7" in capsys.readouterr().err
