@@ -230,15 +230,10 @@ class LivingReplicas:
         while True:
             try:
                 self._start_meeting()
-                if not self._healed:
-                    late = torch.tensor([float(time.monotonic() > deadline)], device=self._device)
-                    self._sum([late])
-                    if self._manager.num_participants() < self.num_replicas and not late.item() > 0:
-                        time.sleep(0.1)
-                        continue
                 came_back = self._healed
-                if self._exchange(COUPLE, None) is not None:
+                if self._exchange(COUPLE, None, waits_until=deadline) is not None:
                     return came_back
+                time.sleep(0.1)
             except Exception as error:
                 failures.add(error)
 
@@ -304,21 +299,26 @@ class LivingReplicas:
         for work in works:
             work.wait()
 
-    def _exchange(self, kind: int, value: float | None) -> Tensor | None:
-        """Sum weights and numbers over those who are there; None if that failed for one of them.
+    def _exchange(self, kind: int, value: float | None, waits_until: float | None = None) -> Tensor | None:
+        """Sum weights and numbers over those who are there; None if that failed, or if it is too early.
 
-        The numbers are: how many weights were added, how many came for each kind of meeting, who is there, and one
-        value of each.
+        All do the same, whether they train or only join, so that they can meet. The numbers are: how many weights were
+        added; how many came for each kind of meeting; how many train already or have waited long enough for the
+        others; who is there; and one value of each.
         """
         y = self.num_replicas
         weight = 0.0 if self._takes_barycenter else 1.0
-        head = torch.zeros(3 + 2 * y, dtype=torch.float64, device=self._device)
-        head[0], head[1 + kind], head[3 + self.index] = weight, weight, 1.0
+        ready = waits_until is None or time.monotonic() > waits_until
+        head = torch.zeros(4 + 2 * y, dtype=torch.float64, device=self._device)
+        head[0], head[1 + kind], head[3], head[4 + self.index] = weight, weight, float(ready), 1.0
         if value is not None:
-            head[3 + y + self.index] = value
+            head[4 + y + self.index] = value
         for number, flat in enumerate(self._buckets.flat):
             self._buckets.fill(number, self._weights) if weight else flat.zero_()
         self._sum([head, *self._buckets.flat])
+        present = head[4 : 4 + y] > 0
+        if self._manager.errored() is None and not head[3].item() > 0 and not present.all():
+            return None  # the beginning: all who are here wait for the others
         if not self._manager.should_commit():
             return None
         count = head[0].item()
@@ -330,11 +330,11 @@ class LivingReplicas:
             )
         for flat in self._buckets.flat:
             flat.div_(count)
-        self._notice([a for a in range(y) if head[3 + a].item() > 0])
+        self._notice(present.nonzero().flatten().tolist())
         if self._takes_barycenter:
             self._start_here()
         self._joined = True
-        return head[3 + y :].cpu()
+        return head[4 + y :].cpu()
 
     @torch.no_grad()
     def _start_here(self) -> None:
@@ -410,12 +410,12 @@ class LivingReplicas:
         return square.reshape(1) / 2
 
     def gather(self, values: Tensor) -> Tensor:
-        """One number of each replica that is alive, in the order of their indices."""
-        return self.meet(GATHER, values.item())[self.alive]
+        """The number of this replica alone: others are asked at meetings only, and these are for the barycenter."""
+        return values
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over the replicas that are alive."""
-        return self.gather(values).sum()
+        """The sum over the replicas that are alive, in a meeting of its own. Only before the training."""
+        return self.meet(GATHER, values.item())[self.alive].sum()
 
     def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
         """A copy of the network at the barycenter, with the buffers of this replica."""

@@ -199,7 +199,7 @@ class MeshReplicas:
     @torch.no_grad()
     def prefetch(self, *members: list[Tensor]) -> bool:
         """Start the all-reduce of the weights of this rank; `blocks` will wait for it."""
-        if self._prefetched is not None:
+        if self._prefetched is not None or not self._known_apart:  # the first attraction looks at the replicas before
             return False
         w = [local(tensor) for tensor in members[0]]
         self._prefetched = (w, [tensor._version for tensor in w], *self._start(w))

@@ -463,7 +463,7 @@ class _LivingTraining(Training):
         saved: dict[str, Any] | None,
     ) -> None:
         self._saved = saved
-        self._iterating = False
+        self._began = self._iterating = self._came_too_early = False
         super().__init__(experiment, data, options, device, place)
 
     def _start(self) -> None:
@@ -477,17 +477,25 @@ class _LivingTraining(Training):
         if self._saved is not None:
             self.load_state_dict(self._saved["training"])
         self.came_back = group.join()
+        if self._came_too_early:
+            raise RuntimeError("this replica came back while the others were being set up: start it again")
         if not self.came_back and self._saved is None:
             learner.focusing.clear()
             super()._start()
+        self._began = True
 
     def _progress(self) -> dict[str, Any]:
         """What one that comes back must know."""
+        if not self._began:
+            return {}
         assert self.learner.coupling is not None
         return {"coupling": self.learner.coupling.state_dict(), "focusing": self.learner.focusing[0].state_dict()}
 
     def _catch_up(self, state: dict[str, Any]) -> None:
         """Go where the others are; in the midst of an iteration its rest is still to come."""
+        self._came_too_early = not state
+        if self._came_too_early:
+            return
         coupling, focusing = self.learner.coupling, self.learner.focusing[0]
         assert coupling is not None
         coupling.load_state_dict(state["coupling"])
@@ -501,12 +509,6 @@ class _LivingTraining(Training):
             return super().iterate()
         finally:
             self._iterating = False
-
-    def close_epoch(self, evaluate: bool = True) -> dict[str, Any]:
-        """The row of metrics of this replica, and the errors of the barycenter."""
-        if not self._count:  # it came in just now
-            self._count = 1
-        return super().close_epoch(evaluate)
 
 
 def supervise(

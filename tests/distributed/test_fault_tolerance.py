@@ -194,5 +194,11 @@ def test_one_replica_alone_trains_as_without_others():
                 coupling.initial_gamma([1.0])
             before = model.weight.clone()
             assert torch.equal(coupling.barycenter().weight, before)
+
+            # The lighthouse dies and is started again at the same address.
+            lighthouse.shutdown()
+            lighthouse = start_lighthouse(address.removeprefix("http://"), heartbeat_timeout=1.0)
+            assert coupling.couple()
+            assert group.alive == [1]
     finally:
         lighthouse.shutdown()

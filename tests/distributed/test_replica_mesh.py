@@ -310,7 +310,9 @@ def refusals():
     moved.gamma = 0.1
 
     def change():
-        moved.prefetch()
+        assert not moved.prefetch()  # the first attraction looks at the replicas before
+        moved.couple()
+        assert moved.prefetch()
         with torch.no_grad():
             moved.group.model[0].weight.mul_(2)
         moved.couple()
