@@ -2,7 +2,9 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
+import warnings
 
 import pytest
 import torch
@@ -206,6 +208,18 @@ def test_mixed_precision(algorithm, amp):
     row, reference = training.close_epoch(), exact.close_epoch()
     assert row["train_loss"] == pytest.approx(reference["train_loss"], rel=0.02)
     assert row["train_loss"] != reference["train_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_compiled_networks_train_and_keep_their_names():
+    data = images(48, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler itself
+        compiled = trained(small("rsgd", epochs=1), data, options=Options(compile=True))
+    exact = trained(small("rsgd", epochs=1), data)
+    assert compiled.close_epoch()["train_loss"] == pytest.approx(exact.close_epoch()["train_loss"], rel=1e-4)
+    assert list(compiled.center().state_dict()) == list(exact.center().state_dict())
 
 
 # ---------------------------------------------------------------------------------------------- presets
