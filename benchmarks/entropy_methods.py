@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--particles", type=int, default=256)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--sweeps", type=int, default=30)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     sampling = (options.particles, options.runs, options.sweeps)
     if options.what == "table":
         table(options.file)
