@@ -14,11 +14,13 @@ import argparse
 import itertools
 import time
 
+import numpy as np
 import torch
 from machine import describe, peak_flops
 
 from wideflat.committee import SETTINGS, train
 from wideflat.committee_reference import train_one
+from wideflat.committee_training import _Gram, initial_weights, order
 from wideflat.data import dress_coat
 
 #: Epochs that restarts took in a whole run (means; docs/committee.md), to extrapolate with.
@@ -49,6 +51,23 @@ def one_at_a_time(name: str, epochs: int) -> float:
     for _ in itertools.islice(steps, epochs):
         pass
     return (time.perf_counter() - start) / epochs
+
+
+def inner_step(name: str) -> float:
+    """Seconds that the step itself takes for one network of a full group, on one thread: the best of several epochs."""
+    data, setting = dress_coat.load(), SETTINGS[name]
+    seeds = range(128 // setting.num_replicas)
+    form = _Gram(setting, data.inputs, data.targets, torch.float32)
+    orders = torch.from_numpy(np.stack([order(setting, seed, 0, 500) for seed in seeds]))
+    steps = 5 * setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1) * len(seeds)
+    best = float("inf")
+    with torch.inference_mode():
+        form.load(torch.stack([initial_weights(setting, seed, 784) for seed in seeds]))
+        for epoch in range(4 if setting.algorithm == "esgd" else 12):
+            start = time.perf_counter()
+            form.epoch(epoch, orders, None)
+            best = min(best, time.perf_counter() - start)
+    return best / steps
 
 
 def main() -> None:
@@ -87,6 +106,13 @@ def main() -> None:
             f" {single_rate:8.3f} a min {single / epoch:6.1f} {minutes:8.1f} min",
             flush=True,
         )
+    torch.set_num_threads(1)
+    peak = peak_flops()
+    print(f"the inner step alone, 128 networks, 1 thread (peak {peak / 1e9:.0f} Gflop/s):")
+    for name in arguments.only:
+        seconds = inner_step(name)
+        flops = 2 * SETTINGS[name].hidden * 100 * 500 / seconds
+        print(f"{name:10} {seconds * 1e6:8.1f} {flops / 1e9:8.1f} {flops / peak:8.0%}", flush=True)
 
 
 if __name__ == "__main__":
