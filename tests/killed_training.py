@@ -42,7 +42,7 @@ def network(num_classes: int) -> nn.Module:
     )
 
 
-def images(count: int = 150, size: int = 12) -> ImageData:
+def images(count: int = 80, size: int = 12) -> ImageData:
     generator = torch.Generator().manual_seed(0)
 
     def part(n: int) -> ImageSplit:
@@ -53,14 +53,14 @@ def images(count: int = 150, size: int = 12) -> ImageData:
     return ImageData.of("generated", tuple("0123456789"), part(count), part(50))
 
 
-def experiment(algorithm: str, epochs: int = 4):
+def experiment(algorithm: str, epochs: int = 3):
     base = preset("cifar10-smallconvnet", algorithm)
     cell = dataclasses.replace(base, model="killed_training:network", image_size=12, padding=2, batch_size=16, period=3)
     return cell.with_epochs(epochs)
 
 
 def run_once(out: Path, algorithm: str, **more) -> Run:
-    more = {"tensorboard": False, "progress": False, "checkpoint_minutes": 0.02 / 60, **more}
+    more = {"tensorboard": False, "progress": False, "checkpoint_minutes": 0.03 / 60, **more}
     return train(experiment(algorithm), out, images(), Options(batch_norm_images=60), snapshots=[2], **more)
 
 
@@ -125,7 +125,7 @@ def kill(folder: Path, algorithm: str, mode: str, wanted: int, seed: int) -> dic
     kills = finished = resumed = 0
     while kills < wanted or not finished:
         out = folder / f"killed-{finished}"
-        moment = chance.randrange(1, 150)
+        moment = chance.randrange(1, 100)
 
         def work(out=out, moment=moment, disturbed=kills < wanted):
             if disturbed and mode == "write":
