@@ -368,8 +368,8 @@ class _Gram(_Form):
                 for h in range(H):
                     a[:, h] += torch.embedding_bag(self.gram, rows, offsets, False, 0, False, coefficients[h])[0]
                 return True
-        rows = index.unsqueeze(1).expand(n, H, B).reshape(-1)
-        offsets = torch.arange(0, n * H * B, B)
+        rows = index.int().unsqueeze(1).expand(n, H, B).reshape(-1)
+        offsets = torch.arange(0, n * H * B, B, dtype=torch.int32)
         flat = c.reshape(-1)
         for (start, end), table in zip(self.blocks, self.tables, strict=True):
             out = torch.embedding_bag(table, rows, offsets, False, 0, False, flat)[0]
