@@ -1,6 +1,7 @@
 """Local energy at equal standard error: the naive loop against each kind of noise.
 
-    python benchmarks/local_energy.py [--quick] [--only committee mlp smallconvnet resnet18] [--data FOLDER]
+    python benchmarks/local_energy.py [--quick] [--only committee mlp smallconvnet resnet18]
+                                      [--data CIFAR] [--fashion FOLDER]
 
 For each network: the naive loop (copy the weights, perturb them, evaluate the whole data set, restore), then
 ``wideflat.local_energy`` with each kind of noise, both in this process on the same network and data, over the same
@@ -32,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from wideflat import local_energy
 from wideflat.committee import train
-from wideflat.data import dress_coat
+from wideflat.data import dress_coat, load
 from wideflat.evaluation import error_metric
 from wideflat.models import resnet18, smallconvnet
 
@@ -139,22 +140,25 @@ def committee_task(n: int) -> tuple[nn.Module, Tensor, Tensor]:
     return solutions.machine(0).float(), patterns.inputs.float(), patterns.targets.float()
 
 
-def mlp_task(n: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network of linear layers that tells ten smooth random patterns with noise apart."""
-    g = torch.Generator().manual_seed(0)
-    patterns = nn.functional.interpolate(torch.randn(10, 1, 7, 7, generator=g), size=28, mode="bilinear").flatten(1)
-    y = torch.randint(10, (n,), generator=g)
-    x = patterns[y] + 1.5 * torch.randn(n, 784, generator=g)
+def mlp_task(n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, str]:
+    """A network of linear layers on Fashion-MNIST from ``folder``, or on ten smooth random patterns with noise."""
+    if folder is not None:
+        part = load("fashion-mnist", folder, allow_altered=True).train
+        x, y, kind = (part.images[:n].flatten(1).float() / 255 - 0.29) / 0.35, part.targets[:n].long(), "Fashion-MNIST"
+    else:
+        g = torch.Generator().manual_seed(0)
+        patterns = nn.functional.interpolate(torch.randn(10, 1, 7, 7, generator=g), size=28, mode="bilinear").flatten(1)
+        y, kind = torch.randint(10, (n,), generator=g), "generated patterns"
+        x = patterns[y] + 4 * torch.randn(n, 784, generator=g)
+        x = x / x.std()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    return trained(model, x, y, 6000 / n, 0.05), x, y
+    return trained(model, x, y, 20 if n < 5000 else 4, 0.02), x, y, kind
 
 
 def images(n: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
     """CIFAR-10 from ``folder``, or images of ten smooth random patterns with noise."""
     if folder is not None:
-        from wideflat.data import load
-
         part = load("cifar10", folder, allow_altered=True).train
         return (part.images[:n].float() / 255 - 0.47) / 0.25, part.targets[:n].long(), "CIFAR-10"
     g = torch.Generator().manual_seed(0)
@@ -167,7 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller n")
     parser.add_argument("--only", nargs="*", default=["committee", "mlp", "smallconvnet", "resnet18"])
-    parser.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10; default ../shared/data if there")
+    parser.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10; else generated images")
+    parser.add_argument("--fashion", type=Path, default=None, help="folder with Fashion-MNIST; else generated patterns")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -182,17 +187,16 @@ def main() -> None:
 
     @task
     def committee() -> None:
-        for n in (500, 600) if not arguments.quick else (500,):
-            model, x, y = committee_task(n)
-            runs = {"pass": 64.0, "batch": 64.0, "example": 512.0}
-            compare("committee 9 x 784", model, x, y, sigmas, peak, runs, 4.0, n, 200)
+        model, x, y = committee_task(500)
+        runs = {"pass": 64.0, "batch": 64.0, "example": 512.0}
+        compare("committee 9 x 784", model, x, y, sigmas, peak, runs, 4.0, 500, 200)
 
     @task
     def mlp() -> None:
         for n in (1000, 10_000) if not arguments.quick else (1000,):
-            model, x, y = mlp_task(n)
-            runs = {"pass": 16.0, "batch": 8.0, "example": 32.0 if n < 5000 else 8.0}
-            compare("MLP 784-256-256-10", model, x, y, sigmas, peak, runs, 6.0, n, 60)
+            model, x, y, kind = mlp_task(n, arguments.fashion)
+            runs = {"pass": 64.0 if n < 5000 else 16.0, "batch": 8.0, "example": 32.0 if n < 5000 else 8.0}
+            compare(f"MLP 784-256-256-10, {kind}", model, x, y, sigmas, peak, runs, 6.0, n, 60)
 
     @task
     def smallconvnet_task() -> None:
