@@ -76,6 +76,10 @@ class Command:
     """How the local entropy is computed (fig1, fig6)."""
     align: bool | None = None
     """Match the hidden units of replicas before coupling them (fig1)."""
+    size: int | None = None
+    """Training patterns of the committee machine (fig1, fig6)."""
+    deltas: tuple[float, ...] | None = None
+    """Variances of the Gaussian at the points of the local-entropy curves (fig1, fig6)."""
     dropouts: tuple[float, ...] | None = None
     """Dropout probabilities (fig6, fig7)."""
     batch_sizes: tuple[int, ...] | None = None
