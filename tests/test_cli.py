@@ -113,3 +113,19 @@ def test_flags_after_two_dashes_are_left_alone():
 def test_python_m_wideflat_runs_the_same_command():
     done = subprocess.run([sys.executable, "-m", "wideflat", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"wideflat {wideflat.__version__}\n"
+
+
+def test_completion_covers_every_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--completion", "bash"])
+    assert not end.value.code
+    script = capsys.readouterr().out
+    assert all(name in script for name in cli.COMMANDS) and "--target-stderr" in script
+
+
+def test_every_option_of_every_experiment_has_a_flag():
+    from wideflat.commands.reproduce import Command
+    from wideflat.experiments import ITEMS, item
+
+    flags = {field.name for field in dataclasses.fields(Command)}
+    assert {name: item(name).options() - flags for name in ITEMS} == {name: set() for name in ITEMS}

@@ -86,6 +86,8 @@ class Command:
     """Batch sizes of the networks that are trained (fig7)."""
     weight_decays: tuple[float, ...] | None = None
     """Weight decays of the networks that are trained (fig7)."""
+    dataset: str | None = None
+    """Data set that the networks are trained on (fig7)."""
     widths: tuple[int, ...] | None = None
     """Channels of the three blocks of the networks that are trained (fig7)."""
     lr: float | None = None
