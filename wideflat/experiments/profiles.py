@@ -130,7 +130,7 @@ class ProfileExperiment(CellExperiment):
         folder: Where everything goes.
         quick: The reduced form.
         sigmas: Strengths of the noise; None for 0, 0.05, ..., 0.5.
-        target_stderr: Stop at each sigma when the standard error of dE is below this; None for the item's.
+        target_stderr: Stop at each sigma when the standard error of dE is below this; None for 0.002 (quick: no limit).
         max_passes: Stop at each sigma after this many passes over the training images.
         **more: See :class:`wideflat.experiments.cells.CellExperiment`.
     """
@@ -150,7 +150,7 @@ class ProfileExperiment(CellExperiment):
         super().__init__(folder, quick, **more)
         self.sigmas = tuple(sigmas) if sigmas is not None else (SIGMAS[::2] if quick else SIGMAS)
         self.settings = {
-            "target_stderr": target_stderr or (0.01 if quick else 0.002),
+            "target_stderr": target_stderr or (None if quick else 0.002),
             "max_passes": max_passes or (4 if quick else 50),
             "seed": self.seed,
         }
@@ -372,8 +372,7 @@ class ProfileExperiment(CellExperiment):
             operations += 2 * images * len(self.sigmas) * forward_operations(cell.experiment)
         return (
             f"{super().cost()} Then {len(missing)} local-energy profiles of {len(self.sigmas)} points: about "
-            f"{operations / CPU_SPEED / 3600:.1f} hours on two cores if two passes over the training images are enough "
-            f"for a standard error of {self.settings['target_stderr']:g}."
+            f"{operations / CPU_SPEED / 3600:.1f} hours on two cores if two passes over the training images are enough."
         )
 
 

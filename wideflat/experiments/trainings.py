@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat.data import ImageData
 from wideflat.data import load as load_images
 from wideflat.experiments.experiment import Experiment
-from wideflat.presets import Preset
+from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
 from wideflat.runs import Run, RunInUse
 from wideflat.train import Diverged, Options, train
@@ -226,13 +226,20 @@ class TrainingExperiment(Experiment):
 # ------------------------------------------------------------------------------------------------------------ the cost
 
 
-@functools.cache
 def forward_operations(experiment: Preset) -> float:
     """Floating-point operations of one image through the network, counted on a network without numbers."""
-    channels = dict(experiment.model_arguments).get("in_channels", 3)
+    own = experiment.model_arguments
+    return _forward_operations(experiment.model, own, experiment.num_classes, experiment.image_size)
+
+
+@functools.cache
+def _forward_operations(model: str, arguments: tuple[tuple[str, Any], ...], num_classes: int, size: int) -> float:
+    like = dataclasses.replace(
+        next(iter(PRESETS.values()))["sgd"], model=model, model_arguments=arguments, num_classes=num_classes
+    )
     with torch.device("meta"):
-        network = experiment.build_model().eval()
-        image = torch.empty(1, channels, experiment.image_size, experiment.image_size)
+        network = like.build_model().eval()
+        image = torch.empty(1, dict(arguments).get("in_channels", 3), size, size)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(image)
     return float(counter.get_total_flops())
@@ -256,12 +263,7 @@ def training_cost(cells: Sequence[Cell], limit_data: int | None = None) -> str:
         experiment = cell.experiment
         images = min(IMAGES.get(experiment.dataset, 50_000), limit_data or 10**9)
         passes += experiment.passes
-        operations += (
-            3
-            * experiment.passes
-            * images
-            * forward_operations(dataclasses.replace(experiment, algorithm="sgd", notes=()))
-        )
+        operations += 3 * experiment.passes * images * forward_operations(experiment)
     plural = "s" if len(cells) > 1 else ""
     return (
         f"{len(cells)} training{plural}, {passes:.0f} passes over {'their data sets' if plural else 'its data set'}, "
