@@ -102,9 +102,9 @@ def table(path: Path) -> None:
         for r in chosen:
             name = r["case"] if r["kind"] == "real" else r["kind"]
             sampled = float(r["sample"])
-            ratios = " | ".join(f"{float(r[m]) / sampled:.2f}" for m in ("bp", "ep", "ep-vector"))
+            ratios = " | ".join(f"{float(r[m]) / sampled:.2f}" if r[m] else "" for m in ("bp", "ep", "ep-vector"))
             size = f"{r['hidden']} | {r['inputs']} | {r['patterns']} | {r['delta']}"
-            values = " | ".join(f"{float(r[m]):.2f}" for m in ("bp", "tap", "ep", "ep-vector"))
+            values = " | ".join(f"{float(r[m]):.2f}" if r[m] else "" for m in ("bp", "tap", "ep", "ep-vector"))
             print(f"| {name} | {size} | {sampled:.2f} ± {float(r['stderr']):.2f} | {values} | {ratios} |")
 
 
