@@ -27,7 +27,7 @@ from torch import nn
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
 from wideflat.runs import Run
-from wideflat.train import Options, train
+from wideflat.train import Options, Training, train
 
 
 def network(num_classes: int) -> nn.Module:
@@ -87,11 +87,20 @@ def kill_myself_at(moment: int) -> None:
         setattr(os, name, dying(getattr(os, name)))
 
 
-def in_child(work) -> int:
-    """Start ``work`` in a copy of this process; returns its number."""
+def in_child(work, tell: int | None = None) -> int:
+    """Start ``work`` in a copy of this process; returns its number. The first iteration writes a byte to ``tell``."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
+        original = Training.iterate
+
+        def iterate(training):
+            Training.iterate = original
+            if tell is not None:
+                os.write(tell, b"x")
+            return original(training)
+
+        Training.iterate = iterate
         try:
             work()
         except BaseException:
@@ -112,9 +121,14 @@ def compare(whole: Run, killed: Run) -> None:
 
 
 def train_whole(folder: Path, algorithm: str) -> tuple[Run, float]:
-    """The undisturbed run, and how long it took."""
+    """The undisturbed run, and how long it took from its first iteration on."""
+    begun, tell = os.pipe()
+    child = in_child(lambda: run_once(folder / "whole", algorithm), tell)
+    os.close(tell)  # so that reading ends when the child does
+    os.read(begun, 1)
     started = time.monotonic()
-    _, status = os.waitpid(in_child(lambda: run_once(folder / "whole", algorithm)), 0)
+    _, status = os.waitpid(child, 0)
+    os.close(begun)
     assert status == 0
     return Run.open(folder / "whole"), time.monotonic() - started
 
@@ -132,11 +146,16 @@ def kill(folder: Path, algorithm: str, mode: str, wanted: int, seed: int) -> dic
                 kill_myself_at(moment)
             run_once(out, algorithm)
 
-        child = in_child(work)
+        begun, tell = os.pipe()
+        child = in_child(work, tell)
+        os.close(tell)
         if mode == "time" and kills < wanted:
+            if chance.random() < 0.8:  # otherwise perhaps before the first iteration
+                os.read(begun, 1)
             time.sleep(chance.uniform(0, length))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        os.close(begun)
         if os.WIFSIGNALED(status):
             kills += 1
             continue
