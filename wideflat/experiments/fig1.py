@@ -14,7 +14,7 @@ __all__ = ["Fig1"]
 POLISH_EPOCHS = 500
 
 #: In the quick form the schedules of the two longest trainings run so many times faster.
-QUICK_SPEED = {"rsgd-slow": 20, "esgd": 4}
+QUICK_SPEED = {"rsgd-slow": 20, "esgd": 10}
 
 
 class Fig1(CommitteeFigure):
