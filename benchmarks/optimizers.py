@@ -1,11 +1,11 @@
 """Time and memory of the optimizers: the update alone, a whole training step, and copies of the parameters.
 
-    python benchmarks/optimizers.py            all of it, about four minutes
+    python benchmarks/optimizers.py            all of it, about five minutes
     python benchmarks/optimizers.py --quick    fewer repeats
 
-Each ratio is the median over rounds of the time of one against the time of torch's own SGD in the same round, so that a
-machine that slows down between rounds does not show. "Update alone" takes gradients as given. Rates are tiny: the
-weights do not change, so every repeat does the same work.
+Each ratio is the median (and quartiles) over rounds of the time of one against the time of torch's own SGD in the same
+round, so that a machine that slows down between rounds does not show. "Update alone" takes gradients as given. Rates
+are tiny: the weights do not change, so every repeat does the same work.
 """
 
 from __future__ import annotations
@@ -157,37 +157,55 @@ def training_steps(
     return steps
 
 
-def measure(steps: dict[str, tuple[Callable[[], object], int]], rounds: int, calls: int) -> dict[str, list[float]]:
-    """Seconds a call, by round; the candidates take turns. ``calls`` is a multiple of the cycle, 5 and 10 calls."""
+def measure(
+    steps: dict[str, tuple[Callable[[], object], int]], calls: int, rounds: int, budget: float
+) -> dict[str, list[float]]:
+    """Seconds a call, by round; the candidates take turns. It ends after ``rounds``, or sooner when the budget of
+    seconds is used up. A round is a multiple of the cycles of 5 and of 10 calls; where calls are too slow for that the
+    turns are single calls, and five of them are one round.
+    """
+    turns, calls = (1, calls) if calls % 5 == 0 else (5, 1)
     for step, _ in steps.values():
-        step()
+        for _ in range(min(calls, 5)):
+            step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, (step, _) in steps.items():
-            start = time.perf_counter()
-            for _ in range(calls):
-                step()
-            seconds[name].append((time.perf_counter() - start) / calls)
+    end = time.perf_counter() + budget
+    while len(seconds["SGD (torch, foreach)"]) < rounds:
+        if len(seconds["SGD (torch, foreach)"]) >= 3 and time.perf_counter() > end:
+            break
+        total = dict.fromkeys(steps, 0.0)
+        for _ in range(turns):
+            for name, (step, _) in steps.items():
+                start = time.perf_counter()
+                for _ in range(calls):
+                    step()
+                total[name] += time.perf_counter() - start
+        for name, spent in total.items():
+            seconds[name].append(spent / (turns * calls))
     return seconds
 
 
-def table(title: str, steps: dict[str, tuple[Callable[[], object], int]], rounds: int, calls: int) -> None:
-    """Print a Markdown table: times, and ratios to torch's SGD."""
-    seconds = measure(steps, rounds, calls)
-    if calls < 5:  # a cycle of Entropy-SGD is five steps: five rounds are one measurement
-        seconds = {name: [sum(values[i : i + 5]) / 5 for i in range(0, rounds, 5)] for name, values in seconds.items()}
+def table(
+    title: str, steps: dict[str, tuple[Callable[[], object], int]], calls: int, rounds: int, budget: float
+) -> None:
+    """Print a Markdown table: times, and ratios to torch's SGD in the same round."""
+    seconds = measure(steps, calls, rounds, budget)
     base = seconds["SGD (torch, foreach)"]
-    print(f"\n### {title}\n\n| | ms | against SGD | rounds between |\n|---|---|---|---|")
+    print(f"\n### {title}, {len(base)} rounds\n\n| | ms | against SGD | quartiles |\n|---|---|---|---|")
     for name, (_, count) in steps.items():
-        ratios = sorted(s / (count * b) for s, b in zip(seconds[name], base, strict=True))
         each = f" (each of {count})" if count > 1 else ""
-        print(
-            f"| {name}{each} | {1e3 * statistics.median(seconds[name]) / count:.2f} | {statistics.median(ratios):.3f} "
-            f"| {ratios[0]:.2f} and {ratios[-1]:.2f} |"
-        )
+        ratios = spread([s / (count * b) for s, b in zip(seconds[name], base, strict=True)])
+        print(f"| {name}{each} | {1e3 * statistics.median(seconds[name]) / count:.2f} | {ratios} |")
     if "3 independent SGD runs" in seconds:
         pairs = zip(seconds["3 replicas, K = 1"], seconds["3 independent SGD runs"], strict=True)
-        print(f"\n3 coupled replicas against 3 independent SGD runs: {statistics.median(a / b for a, b in pairs):.3f}")
+        print(f"| 3 replicas, K = 1, against 3 independent SGD runs | | {spread([a / b for a, b in pairs])} |")
+    print(flush=True)
+
+
+def spread(ratios: list[float]) -> str:
+    """The median and the quartiles, as cells of a table."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.3f} | {low:.2f} to {high:.2f}"
 
 
 def copies(make: Callable[[], nn.Module]) -> None:
@@ -241,25 +259,20 @@ def main() -> None:
         "SmallConvNet (0.66 million)": lambda: smallconvnet(num_classes=10),
         "100 layers of tiny tensors (27 thousand)": tiny_tensors,
     }
+    resnet, small, tiny = networks
+    rounds, budget = (3, 5.0) if arguments.quick else (15, 25.0)
     for name, make in networks.items():
         for setting, values in SETTINGS.items():
-            table(f"Update alone, {name}, {setting}", updates(make, values), 3 if arguments.quick else 7, 10)
-    copies(networks["ResNet-18 (11.2 million weights)"])
-    resnet, small, tiny = networks
-    quick = arguments.quick
-    for name, x, calls in (
-        (tiny, torch.randn(128, 16), 5),
-        (small, torch.randn(128, 3, 32, 32), 5),
-        (resnet, torch.randn(16, 3, 32, 32), 1),
+            table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget)
+    copies(networks[resnet])
+    for name, size, calls, seconds in (
+        (resnet, 32, 1, 7 * budget),
+        (small, 128, 5, budget),
+        (tiny, 128, 5, budget / 2),
     ):
-        y = torch.randint(10, (len(x),))
-        steps = training_steps(networks[name], x, y, vmap=name != resnet)
-        table(f"Whole training step, {name}, mini-batches of {len(x)}", steps, 3 if calls > 1 else 5, calls)
-    # The mini-batches of the paper; the three of interest alone, for this takes seconds a step.
-    x = torch.randn(16 if quick else 128, 3, 32, 32)
-    steps = training_steps(networks[resnet], x, torch.randint(10, (len(x),)), vmap=False)
-    few = {name: steps[name] for name in list(steps)[:3]}
-    table(f"Whole training step, {resnet}, mini-batches of {len(x)}", few, 5, 1)
+        x = torch.randn(size, 16) if name == tiny else torch.randn(size, 3, 32, 32)
+        steps = training_steps(networks[name], x, torch.randint(10, (size,)), vmap=name != resnet)
+        table(f"Whole training step, {name}, mini-batches of {size}", steps, calls, rounds, seconds)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ def cache_blocks(
     """Cut parallel lists of tensors into blocks of about ``size`` elements, each of one device and dtype.
 
     Tensors larger than a block are cut into flat views, small ones are packed together. On an accelerator, where a
-    launch costs more than a trip to memory, there is one block that holds everything.
+    launch costs more than a trip to memory, there is one block that holds everything; so there is for tensors that fit
+    one block together.
 
     Args:
         *lists: The tensors at one place of each list have one shape, device and dtype. Empty lists are left out.
@@ -54,7 +55,7 @@ def cache_blocks(
         else:
             chosen = tuple([tensors[index] for index in members] for tensors in lists)
             places = [offsets[index] for index in members]
-        if device.type == "cpu":
+        if device.type == "cpu" and sum(tensor.numel() for tensor in chosen[0]) >= size:
             yield from _cut(chosen, places, size)
         else:
             yield [list(tensors) for tensors in chosen], list(places)

@@ -486,10 +486,7 @@ def _coupled(
             space[dtype] = torch.empty(BLOCK, dtype=dtype)
         out = torch.sub(w_prime[0], w[0], out=space[dtype][:size])
         return [torch.add(grad[0], out, alpha=gamma, out=out)]
-    d = torch._foreach_sub(w_prime, w)
-    torch._foreach_mul_(d, gamma)
-    torch._foreach_add_(d, grad)
-    return list(d)
+    return list(torch._foreach_add(grad, torch._foreach_sub(w_prime, w), alpha=gamma))
 
 
 def _sgd(

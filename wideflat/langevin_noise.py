@@ -8,6 +8,9 @@ used.
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -54,58 +57,91 @@ class GaussianNoise:
         True
     """
 
-    #: Numbers made at a time, so that they, their indices and the table stay in the cache.
-    chunk = 131072
+    #: Numbers made at a time, so that they, their bits and the table stay in the cache. It is also the most that an
+    #: operation of torch does without threads of its own: the threads here would be in their way.
+    chunk = 32768
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
-        self._position = 0
-        self._index = torch.empty(self.chunk, dtype=torch.int32)
-        self._values: dict[torch.dtype, Tensor] = {}
+        self._sources: list[_Source] = []
 
     def __call__(self, step: int, start: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``count`` numbers of the given step, from place ``start`` on."""
-        out = torch.empty(count, dtype=dtype)
+        out, source = torch.empty(count, dtype=dtype), self._source(0)
         for at in range(0, count, self.chunk):
             part = out[at : at + self.chunk]
-            part.copy_(self._draw(step, start + at, len(part), dtype))
+            part.copy_(source.draw(step, start + at, len(part), dtype))
         return out
 
     def add_(self, pieces: list[Tensor], step: int, places: list[int], alpha: float) -> None:
         """Add ``alpha`` times the noise of a step to the pieces, the first elements of which stand at the given places.
 
-        Nothing as large as the pieces is allocated, unless their memory is not contiguous.
+        As many threads as torch has take a chunk each, until none is left. Nothing as large as the pieces is allocated,
+        unless their memory is not contiguous.
 
         >>> noise, a, b = GaussianNoise(seed=1), torch.zeros(2, 3), torch.zeros(4)
         >>> noise.add_([a, b], step=0, places=[0, 6], alpha=2.0)
         >>> torch.equal(torch.cat([a.flatten(), b]), 2 * noise(0, 0, 10))
         True
         """
-        first = 0
-        while first < len(pieces):
-            start, end, last = places[first], places[first], first
-            while (  # small pieces that follow each other without a gap are drawn together
-                last < len(pieces) and places[last] == end and end + pieces[last].numel() - start <= self.chunk
-            ):
-                end += pieces[last].numel()
-                last += 1
-            if last > first:
-                run = pieces[first:last]
-                values = self._draw(step, start, end - start, run[0].dtype)
-                torch._foreach_add_(run, torch._utils._unflatten_dense_tensors(values, run), alpha=alpha)
-                first = last
-                continue
-            piece = pieces[first]
-            if piece.is_contiguous():
-                for at, part in enumerate(piece.view(-1).split(self.chunk)):
-                    part.add_(self._draw(step, start + at * self.chunk, len(part), piece.dtype), alpha=alpha)
-            else:
-                piece.add_(self(step, start, piece.numel(), piece.dtype).view(piece.shape), alpha=alpha)
-            first += 1
+        runs = self._runs(pieces, places)
+        shared = iter(runs)
+        helpers = min(torch.get_num_threads(), len(runs)) - 1
+        sources = [self._source(index) for index in range(helpers + 1)]
+        futures = [_helpers(helpers).submit(_add, source, shared, step, alpha) for source in sources[1:]]
+        try:
+            _add(sources[0], shared, step, alpha)
+        finally:
+            for future in futures:  # one that has not started is not waited for: nothing is left for it
+                if not future.cancel():
+                    future.result()
 
-    def _draw(self, step: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """At most ``chunk`` numbers, in memory that the next call uses again. Four numbers share 64 random bits."""
+    def _source(self, index: int) -> _Source:
+        """The source of one thread."""
+        while len(self._sources) <= index:
+            self._sources.append(_Source(self.seed, self.chunk))
+        return self._sources[index]
+
+    def _runs(self, pieces: list[Tensor], places: list[int]) -> list[_Run]:
+        """Cut and pack the pieces into runs of places without a gap, of at most a chunk each."""
+        runs: list[_Run] = []
+        packed: list[Tensor] = []
+        start = end = 0
+        for piece, place in zip(pieces, places, strict=True):
+            count = piece.numel()
+            if packed and (place != end or end + count - start > self.chunk):
+                runs.append((packed, start, end - start))
+                packed = []
+            if count > self.chunk and piece.is_contiguous():
+                parts = piece.view(-1).split(self.chunk)
+                runs += [([part], place + at * self.chunk, part.numel()) for at, part in enumerate(parts)]
+            elif count > self.chunk:
+                runs.append(([piece], place, count))
+            else:
+                if not packed:
+                    start = place
+                packed.append(piece)
+                end = place + count
+        if packed:
+            runs.append((packed, start, end - start))
+        return runs
+
+
+#: Tensors whose elements follow each other, the place of the first element, and how many there are.
+_Run = tuple[list[Tensor], int, int]
+
+
+class _Source:
+    """Draws noise on one thread."""
+
+    def __init__(self, seed: int, chunk: int) -> None:
+        self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
+        self._position = 0
+        self._index = torch.empty(chunk, dtype=torch.int32)
+        self._values: dict[torch.dtype, Tensor] = {}
+
+    def draw(self, step: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Numbers in memory that the next call uses again. Four numbers share 64 random bits."""
         word, skip = divmod(start, 4)
         wanted = step * _STRIDE + word
         if wanted != self._position:
@@ -113,7 +149,31 @@ class GaussianNoise:
         words = (skip + count + 3) // 4
         bits = self._bits.random_raw(words).view(np.uint16)
         self._position = wanted + words
-        index = self._index[:count].copy_(torch.from_numpy(bits)[skip : skip + count])
-        if dtype not in self._values:
-            self._values[dtype] = torch.empty(self.chunk, dtype=dtype)
-        return torch.index_select(_quantiles(dtype), 0, index, out=self._values[dtype][:count])
+        if count > len(self._index):  # a tensor that is not contiguous and cannot be cut
+            index, out = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=dtype)
+        else:
+            if dtype not in self._values:
+                self._values[dtype] = torch.empty_like(self._index, dtype=dtype)
+            index, out = self._index[:count], self._values[dtype][:count]
+        index.copy_(torch.from_numpy(bits)[skip : skip + count])
+        return torch.index_select(_quantiles(dtype), 0, index, out=out)
+
+
+@torch.no_grad()
+def _add(source: _Source, runs: Iterator[_Run], step: int, alpha: float) -> None:
+    """Add the noise to one run after the other, as long as there are any; several threads may share the iterator."""
+    for pieces, start, count in runs:
+        values = source.draw(step, start, count, pieces[0].dtype)
+        if len(pieces) == 1:
+            pieces[0].add_(values.view(pieces[0].shape), alpha=alpha)
+        else:
+            torch._foreach_add_(pieces, torch._utils._unflatten_dense_tensors(values, pieces), alpha=alpha)
+
+
+@cache
+def _helpers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="langevin-noise")
+
+
+# A forked process has none of its parent's threads.
+os.register_at_fork(after_in_child=_helpers.cache_clear)
