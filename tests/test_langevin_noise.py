@@ -1,5 +1,7 @@
 """The noise is Gaussian, and a function of where it is used."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 import torch
@@ -71,3 +73,56 @@ def test_added_to_pieces_of_every_kind():
     noise.add_(pieces, 9, places, alpha=0.5)
     for piece, place in zip(pieces, places, strict=True):
         assert torch.equal(piece, 0.5 * GaussianNoise(2)(9, place, piece.numel()).view(piece.shape))
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Pretend that torch has three threads: the noise takes as many, whatever torch itself uses."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+
+def added(step):
+    pieces = [torch.zeros(300_001), torch.zeros(5, 7), torch.zeros(400, 500).t(), torch.zeros(40_000)]
+    places = [2, 300_003, 300_038, 500_038]
+    noise = GaussianNoise(2)
+    for _ in range(3):  # the same three times: what one call leaves behind does not matter to the next
+        noise.add_(pieces, step, places, alpha=1.0)
+    return torch.cat([piece.reshape(-1) for piece in pieces])
+
+
+def test_threads_do_not_matter(threads, monkeypatch):
+    several = added(4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert torch.equal(several, added(4))
+    assert torch.equal(several[:10], 3 * GaussianNoise(2)(4, 2, 10))
+
+
+def test_parameters_that_require_a_gradient_on_every_thread(threads):
+    p = torch.nn.Parameter(torch.zeros(500_000))
+    with torch.no_grad():
+        GaussianNoise(2).add_([p], 0, [0], alpha=1.0)
+    assert torch.equal(p, GaussianNoise(2)(0, 0, 500_000))
+
+
+def test_an_error_on_any_thread_is_raised(threads):
+    with pytest.raises((RuntimeError, TypeError, IndexError)):
+        GaussianNoise(2).add_([torch.zeros(500_000, dtype=torch.bool)], 0, [0], alpha=1.0)
+
+
+def _send_sum(connection):
+    connection.send(added(4).sum().item())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own(threads):
+    expected = added(4).sum().item()  # starts the threads of this process
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=_send_sum, args=(there,))
+    process.start()
+    try:
+        assert here.poll(30)
+        assert here.recv() == expected
+    finally:
+        process.kill()
+        process.join()
