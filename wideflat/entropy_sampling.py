@@ -158,13 +158,14 @@ def sample_log_z(
         if progress is not None:
             progress.advance()
     z, stderr = _log_mean(torch.tensor(logs, dtype=torch.float64))
-    square = torch.tensor(squares, dtype=torch.float64)
+    norms = torch.tensor(squares, dtype=torch.float64)
+    norms = norms[~norms.isnan()]
     unseen = landscape.hidden * (num_inputs - root.shape[1])
     return Sample(
         log_z=z,
         log_z_stderr=stderr,
-        distance=0.5 * delta * (square.nanmean().item() + unseen),
-        distance_stderr=0.5 * delta * (square[~square.isnan()].std() / math.sqrt(runs)).item(),
+        distance=0.5 * delta * (norms.mean().item() + unseen),
+        distance_stderr=0.5 * delta * (norms.std() / math.sqrt(len(norms))).item() if len(norms) > 1 else math.inf,
         runs=torch.tensor(logs, dtype=torch.float64),
         levels=len(plan),
         acceptance=acceptance,
