@@ -72,6 +72,9 @@ except ModuleNotFoundError as missing:
 
 __all__ = ["LivingReplicas", "start_lighthouse"]
 
+#: How often the lighthouse is asked again within ``patience`` when it does not answer.
+RETRIES = 20
+
 _logger = logging.getLogger(__name__)
 
 #: What a replica is about in a meeting; all must agree.
@@ -211,6 +214,7 @@ class LivingReplicas:
             hostname=host,
             checkpoint_transport=_Transport(limit, host),
             init_sync=False,  # the replicas start from weights of their own
+            quorum_retries=RETRIES,
         )
         self._manager.load_state_dict({"step": rounds, "batches_committed": 0})
 

@@ -170,6 +170,7 @@ def test_what_is_missing_is_said(monkeypatch):
         LivingReplicas(nn.Linear(1, 1), index=0, num_replicas=2, start_from="nothing")
 
 
+@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # by torchft, in this process
 def test_one_replica_alone_trains_as_without_others():
     lighthouse = start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0)
     model = nn.Linear(2, 1)
@@ -177,7 +178,14 @@ def test_one_replica_alone_trains_as_without_others():
     try:
         address = f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
         with LivingReplicas(
-            model, index=1, num_replicas=2, lighthouse=address, start_timeout=0.0, host="127.0.0.1", say=said.append
+            model,
+            index=1,
+            num_replicas=2,
+            lighthouse=address,
+            start_timeout=0.0,
+            patience=40.0,
+            host="127.0.0.1",
+            say=said.append,
         ) as group:
             coupling = wideflat.ReplicaCoupling(group, period=1, gamma=1.0)
             with pytest.raises(RuntimeError, match=r"call join\(\)"):
