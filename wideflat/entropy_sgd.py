@@ -22,6 +22,9 @@ VELOCITIES = ("momentum_buffer", "exp_avg")
 #: Devices with a fused kernel of the SGD step; elsewhere it is a chain of foreach kernels.
 FUSED = ("cpu", "cuda", "mps")
 
+#: Tensors of a block that are worth an operation each; more of them go through foreach kernels.
+FEW = 8
+
 
 class EntropySGD(Optimizer):
     r"""Entropy-SGD (Algorithm 1): an explorer w' wanders around w for L mini-batches, then w moves after it.
@@ -372,7 +375,7 @@ class EntropySGD(Optimizer):
             velocities = [self._buffer(p, "outer_momentum_buffer") for p in params] if momentum else []
             lists = [params, centers, means, velocities]
             for (w_prime, w, mu, *velocity), _ in cache_blocks(*lists):
-                d = list(torch._foreach_sub(w, mu))
+                d = _difference(w, mu, self._space)
                 _sgd(w, d, velocity[0] if velocity else [], eta, momentum, nesterov, weight_decay, resting=False)
                 torch._foreach_copy_(w_prime, w)
             group["position"] = 0
@@ -476,17 +479,22 @@ def _outer(group: dict[str, Any], name: str) -> Any:
 def _coupled(
     grad: list[Tensor], w_prime: list[Tensor], w: list[Tensor], gamma: float, space: dict[torch.dtype, Tensor] | None
 ) -> list[Tensor]:
-    """Gradient + gamma (w' - w). The difference first: gamma w' and gamma w cancel in all but their last digits.
+    """Gradient + gamma (w' - w). The difference first: gamma w' and gamma w cancel in all but their last digits."""
+    d = _difference(w_prime, w, space)
+    if len(d) > FEW or d[0].device.type != "cpu":
+        return list(torch._foreach_add(grad, d, alpha=gamma))
+    return [torch.add(g, out, alpha=gamma, out=out) for g, out in zip(grad, d, strict=True)]
 
-    Given ``space``, a block that is one flat piece is worked on there: fresh memory costs more than the arithmetic.
-    """
-    if space is not None and len(w) == 1 and w[0].device.type == "cpu" and w[0].dim() == 1 and w[0].numel() <= BLOCK:
-        dtype, size = w[0].dtype, w[0].numel()
-        if dtype not in space:
-            space[dtype] = torch.empty(BLOCK, dtype=dtype)
-        out = torch.sub(w_prime[0], w[0], out=space[dtype][:size])
-        return [torch.add(grad[0], out, alpha=gamma, out=out)]
-    return list(torch._foreach_add(grad, torch._foreach_sub(w_prime, w), alpha=gamma))
+
+def _difference(a: list[Tensor], b: list[Tensor], space: dict[torch.dtype, Tensor] | None) -> list[Tensor]:
+    """The differences a - b. Given ``space``, those of a few tensors are put there: fresh memory costs more than they do."""
+    if space is None or len(a) > FEW or not all(x.device.type == "cpu" and x.is_contiguous() for x in a):
+        return list(torch._foreach_sub(a, b))
+    dtype, sizes = a[0].dtype, [x.numel() for x in a]
+    if dtype not in space or len(space[dtype]) < sum(sizes):
+        space[dtype] = torch.empty(max(sum(sizes), BLOCK), dtype=dtype)
+    parts = space[dtype][: sum(sizes)].split(sizes)
+    return [torch.sub(x, y, out=part.view(x.shape)) for x, y, part in zip(a, b, parts, strict=True)]
 
 
 def _sgd(
