@@ -487,7 +487,7 @@ def _coupled(
 
 
 def _difference(a: list[Tensor], b: list[Tensor], space: dict[torch.dtype, Tensor] | None) -> list[Tensor]:
-    """The differences a - b. Given ``space``, those of a few tensors are put there: fresh memory costs more than they do."""
+    """The differences a - b. Given ``space``, those of a few tensors go there: fresh memory costs more than they do."""
     if space is None or len(a) > FEW or not all(x.device.type == "cpu" and x.is_contiguous() for x in a):
         return list(torch._foreach_sub(a, b))
     dtype, sizes = a[0].dtype, [x.numel() for x in a]
