@@ -387,7 +387,8 @@ class _Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="wideflat-watch", daemon=True)
-        self.store = dist.distributed_c10d._get_default_store().clone()
+        store: Any = dist.distributed_c10d._get_default_store()
+        self.store = store.clone()
         self.others = dist.get_world_size() - 1
         self.stop = threading.Event()
         self.found = threading.Event()
