@@ -2,6 +2,7 @@
 
     python benchmarks/optimizers.py            all of it, about five minutes
     python benchmarks/optimizers.py --quick    fewer repeats
+    python benchmarks/optimizers.py --busy     one thread, its processor time: for a machine that others use as well
 
 Each ratio is the median (and quartiles) over rounds of the time of one against the time of torch's own SGD in the same
 round, so that a machine that slows down between rounds does not show. "Update alone" takes gradients as given. Rates
@@ -158,7 +159,11 @@ def training_steps(
 
 
 def measure(
-    steps: dict[str, tuple[Callable[[], object], int]], calls: int, rounds: int, budget: float
+    steps: dict[str, tuple[Callable[[], object], int]],
+    calls: int,
+    rounds: int,
+    budget: float,
+    clock: Callable[[], float],
 ) -> dict[str, list[float]]:
     """Seconds a call, by round; the candidates take turns. It ends after ``rounds``, or sooner when the budget of
     seconds is used up. A round is a multiple of the cycles of 5 and of 10 calls; where calls are too slow for that the
@@ -176,20 +181,25 @@ def measure(
         total = dict.fromkeys(steps, 0.0)
         for _ in range(turns):
             for name, (step, _) in steps.items():
-                start = time.perf_counter()
+                start = clock()
                 for _ in range(calls):
                     step()
-                total[name] += time.perf_counter() - start
+                total[name] += clock() - start
         for name, spent in total.items():
             seconds[name].append(spent / (turns * calls))
     return seconds
 
 
 def table(
-    title: str, steps: dict[str, tuple[Callable[[], object], int]], calls: int, rounds: int, budget: float
+    title: str,
+    steps: dict[str, tuple[Callable[[], object], int]],
+    calls: int,
+    rounds: int,
+    budget: float,
+    clock: Callable[[], float],
 ) -> None:
     """Print a Markdown table: times, and ratios to torch's SGD in the same round."""
-    seconds = measure(steps, calls, rounds, budget)
+    seconds = measure(steps, calls, rounds, budget, clock)
     base = seconds["SGD (torch, foreach)"]
     print(f"\n### {title}, {len(base)} rounds\n\n| | ms | against SGD | quartiles |\n|---|---|---|---|")
     for name, (_, count) in steps.items():
@@ -249,11 +259,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--threads", type=int, help="threads of torch")
+    parser.add_argument("--busy", action="store_true", help="one thread, and its processor time instead of the clock")
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    if arguments.threads or arguments.busy:
+        torch.set_num_threads(1 if arguments.busy else arguments.threads)
+    clock = time.process_time if arguments.busy else time.perf_counter
     torch.manual_seed(0)
-    print(describe())
+    print(describe() + (", processor time" if arguments.busy else ""))
     networks: dict[str, Callable[[], nn.Module]] = {
         "ResNet-18 (11.2 million weights)": lambda: resnet18(num_classes=10),
         "SmallConvNet (0.66 million)": lambda: smallconvnet(num_classes=10),
@@ -263,7 +275,7 @@ def main() -> None:
     rounds, budget = (3, 5.0) if arguments.quick else (15, 25.0)
     for name, make in networks.items():
         for setting, values in SETTINGS.items():
-            table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget)
+            table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget, clock)
     copies(networks[resnet])
     for name, size, calls, seconds in (
         (resnet, 32, 1, 7 * budget),
@@ -272,7 +284,7 @@ def main() -> None:
     ):
         x = torch.randn(size, 16) if name == tiny else torch.randn(size, 3, 32, 32)
         steps = training_steps(networks[name], x, torch.randint(10, (size,)), vmap=name != resnet)
-        table(f"Whole training step, {name}, mini-batches of {size}", steps, calls, rounds, seconds)
+        table(f"Whole training step, {name}, mini-batches of {size}", steps, calls, rounds, seconds, clock)
 
 
 if __name__ == "__main__":
