@@ -48,7 +48,7 @@ class Command:
     """Print the comparison as JSON."""
     data: Path | None = None
     """Folder of the data sets (default: $WIDEFLAT_DATA, then the usual places)."""
-    allow_altered: bool | None = None
+    allow_altered: bool = False
     """Use data files whose checksum is not the official one, knowingly."""
     seed: int | None = None
     """Seed of everything random."""
@@ -74,7 +74,7 @@ class Command:
     """How the training patterns are drawn (fig1, fig6)."""
     methods: tuple[Literal["bp", "ep", "tap", "sample"], ...] | None = None
     """How the local entropy is computed (fig1, fig6)."""
-    align: bool | None = None
+    align: bool = False
     """Match the hidden units of replicas before coupling them (fig1)."""
     size: int | None = None
     """Training patterns of the committee machine (fig1, fig6)."""
@@ -116,7 +116,7 @@ class Command:
     def run(self) -> int:
         """Compute, draw, compare; with ``all``, go on with the next item where one fails."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _COMMON}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
         names = list(ITEMS) if self.item == "all" else [self.item]
         items = [self._make(name, given) for name in names]
         if not self.redraw and not self.json:
