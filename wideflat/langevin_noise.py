@@ -23,6 +23,9 @@ __all__ = ["GaussianNoise"]
 _STRIDE = 210306068529402873165736369884012333109
 _PERIOD = 1 << 128
 
+#: The most elements that an operation of torch works on without threads of its own, which would be in the way of ours.
+_SERIAL = 32768
+
 
 @cache
 def _quantiles(dtype: torch.dtype) -> Tensor:
@@ -57,9 +60,8 @@ class GaussianNoise:
         True
     """
 
-    #: Numbers made at a time, so that they, their bits and the table stay in the cache. It is also the most that an
-    #: operation of torch does without threads of its own: the threads here would be in their way.
-    chunk = 32768
+    #: Numbers made at a time, so that they, their bits and the table stay in the cache.
+    chunk = 65536
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -137,7 +139,7 @@ class _Source:
     def __init__(self, seed: int, chunk: int) -> None:
         self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
         self._position = 0
-        self._index = torch.empty(chunk, dtype=torch.int32)
+        self._index = np.empty(chunk, dtype=np.int32)
         self._values: dict[torch.dtype, Tensor] = {}
 
     def draw(self, step: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -150,13 +152,13 @@ class _Source:
         bits = self._bits.random_raw(words).view(np.uint16)
         self._position = wanted + words
         if count > len(self._index):  # a tensor that is not contiguous and cannot be cut
-            index, out = torch.empty(count, dtype=torch.int32), torch.empty(count, dtype=dtype)
+            index, out = np.empty(count, dtype=np.int32), torch.empty(count, dtype=dtype)
         else:
             if dtype not in self._values:
-                self._values[dtype] = torch.empty_like(self._index, dtype=dtype)
+                self._values[dtype] = torch.empty(len(self._index), dtype=dtype)
             index, out = self._index[:count], self._values[dtype][:count]
-        index.copy_(torch.from_numpy(bits)[skip : skip + count])
-        return torch.index_select(_quantiles(dtype), 0, index, out=out)
+        index[:] = bits[skip : skip + count]
+        return torch.index_select(_quantiles(dtype), 0, torch.from_numpy(index), out=out)
 
 
 @torch.no_grad()
@@ -164,7 +166,10 @@ def _add(source: _Source, runs: Iterator[_Run], step: int, alpha: float) -> None
     """Add the noise to one run after the other, as long as there are any; several threads may share the iterator."""
     for pieces, start, count in runs:
         values = source.draw(step, start, count, pieces[0].dtype)
-        if len(pieces) == 1:
+        if len(pieces) == 1 and pieces[0].dim() == 1 and torch.get_num_threads() > 1:
+            for piece, part in zip(pieces[0].split(_SERIAL), values.split(_SERIAL), strict=True):
+                piece.add_(part, alpha=alpha)
+        elif len(pieces) == 1:
             pieces[0].add_(values.view(pieces[0].shape), alpha=alpha)
         else:
             torch._foreach_add_(pieces, torch._utils._unflatten_dense_tensors(values, pieces), alpha=alpha)
