@@ -13,7 +13,7 @@ from wideflat.langevin_noise import GaussianNoise, _quantiles
 
 
 def test_the_distribution_is_normal():
-    z = GaussianNoise(seed=11)(step=3, start=0, count=2_000_000, dtype=torch.float64).numpy()
+    z = GaussianNoise(seed=11)(step=3, start=0, count=1_000_000, dtype=torch.float64).numpy()
     assert stats.kstest(z, "norm").pvalue > 1e-3
     assert abs(z.mean()) < 4 / np.sqrt(len(z))
     assert abs(z.var() - 1) < 4 * np.sqrt(2 / len(z))

@@ -132,7 +132,7 @@ def runs():
     return {algorithm: uninterrupted(algorithm) for algorithm in ALGORITHMS}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(algorithm=st.sampled_from(ALGORITHMS), stops=st.lists(st.integers(0, TOTAL), min_size=1, max_size=3).map(sorted))
 def test_interrupted_anywhere_and_several_times(runs, algorithm, stops):
     _, expected = runs[algorithm]
