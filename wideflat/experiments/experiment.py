@@ -74,7 +74,7 @@ class Experiment(abc.ABC):
         names: set[str] = set()
         for kind in cls.__mro__:
             if "__init__" in vars(kind) and kind is not object:
-                names |= set(inspect.signature(kind.__init__).parameters)
+                names |= set(inspect.signature(vars(kind)["__init__"]).parameters)
         return names - {"self", "folder", "quick", "more"}
 
     @abc.abstractmethod
