@@ -1,6 +1,6 @@
 """Time and memory of the optimizers: the update alone, a whole training step, and copies of the parameters.
 
-    python benchmarks/optimizers.py            all of it, about five minutes
+    python benchmarks/optimizers.py            all of it, about four minutes
     python benchmarks/optimizers.py --quick    fewer repeats
     python benchmarks/optimizers.py --busy     one thread, its processor time: for a machine that others use as well
 
@@ -272,13 +272,13 @@ def main() -> None:
         "100 layers of tiny tensors (27 thousand)": tiny_tensors,
     }
     resnet, small, tiny = networks
-    rounds, budget = (3, 5.0) if arguments.quick else (15, 25.0)
+    rounds, budget = (3, 5.0) if arguments.quick else (15, 15.0)
     for name, make in networks.items():
         for setting, values in SETTINGS.items():
             table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget, clock)
     copies(networks[resnet])
     for name, size, calls, seconds in (
-        (resnet, 32, 1, 7 * budget),
+        (resnet, 32, 1, 8 * budget),
         (small, 128, 5, budget),
         (tiny, 128, 5, budget / 2),
     ):
