@@ -97,8 +97,8 @@ class CellExperiment(TrainingExperiment):
     #: The same for the reduced form: rows, seeds, epochs of the baseline, images.
     quick_rows: tuple[str, ...] = ("cifar10-smallconvnet",)
     quick_seeds = 1
-    quick_epochs = 15
-    quick_images = 500
+    quick_epochs = 12
+    quick_images = 400
 
     def __init__(
         self,
