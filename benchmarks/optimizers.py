@@ -259,6 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--threads", type=int, help="threads of torch")
+    parser.add_argument("--only", choices=("updates", "copies", "steps"), help="one part of it")
     parser.add_argument("--busy", action="store_true", help="one thread, and its processor time instead of the clock")
     arguments = parser.parse_args()
     if arguments.threads or arguments.busy:
@@ -273,12 +274,16 @@ def main() -> None:
     }
     resnet, small, tiny = networks
     rounds, budget = (3, 5.0) if arguments.quick else (15, 15.0)
-    for name, make in networks.items():
-        for setting, values in SETTINGS.items():
-            table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget, clock)
-    copies(networks[resnet])
+    if arguments.only in (None, "updates"):
+        for name, make in networks.items():
+            for setting, values in SETTINGS.items():
+                table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget, clock)
+    if arguments.only in (None, "copies"):
+        copies(networks[resnet])
+    if arguments.only not in (None, "steps"):
+        return
     for name, size, calls, seconds in (
-        (resnet, 32, 1, 8 * budget),
+        (resnet, 16, 1, 8 * budget),
         (small, 128, 5, budget),
         (tiny, 128, 5, budget / 2),
     ):
