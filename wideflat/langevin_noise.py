@@ -181,4 +181,5 @@ def _helpers(threads: int) -> ThreadPoolExecutor:
 
 
 # A forked process has none of its parent's threads.
-os.register_at_fork(after_in_child=_helpers.cache_clear)
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_helpers.cache_clear)
