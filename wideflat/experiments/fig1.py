@@ -13,8 +13,8 @@ __all__ = ["Fig1"]
 #: Epochs of plain SGD that may follow a training which ended with errors, so that its local entropy is defined.
 POLISH_EPOCHS = 500
 
-#: The settings of the quick form. The two longest trainings go through their schedules 20 and 10 times faster; the outer
-#: learning rate of eSGD grows with that, so that w covers the same way, and its inner loop takes fewer, larger steps.
+#: The settings of the quick form. The two longest trainings go through their schedules 20 and 10 times faster. The
+#: outer learning rate of eSGD grows with that, so that w covers the same way; its inner loop takes fewer, larger steps.
 QUICK: dict[str, Setting] = {
     **SETTINGS,
     "sgd-slow": SETTINGS["sgd-slow"].but(max_epochs=3000),
@@ -51,8 +51,8 @@ class Fig1(CommitteeFigure):
         "local entropy and by local energy, and have the smallest test error; SGD slow follows; SGD fast is last."
     )
     quick_means = (
-        "a few restarts of each setting on one training subset; gamma of rSGD slow grows 20 times faster, and eSGD goes "
-        "through its schedules 10 times faster with L = 5"
+        "a few restarts of each setting on one training subset; gamma of rSGD slow grows 20 times faster, and eSGD "
+        "goes through its schedules 10 times faster with L = 5"
     )
 
     def __init__(
