@@ -291,8 +291,8 @@ class CommitteeFigure(Experiment):
                         _share(part["train_errors"] == 0),
                         _mean_and_spread(100 * part["test_error"]),
                         _mean_and_spread(100 * part["balanced_test_error"]),
-                        _mean_and_spread(1e3 * part[f"phi_{method}"]),
-                        _mean_and_spread(100 * part["energy"]),
+                        _mean_and_spread(1e3 * part[f"phi_{method}"], digits=3),
+                        _mean_and_spread(100 * part["energy"], digits=3),
                         f"{part['epochs'].mean():.0f}",
                     ]
                 )
@@ -346,12 +346,12 @@ def _share(flags: np.ndarray) -> str:
     return f"{int(flags.sum())}/{len(flags)}"
 
 
-def _mean_and_spread(values: np.ndarray) -> str:
+def _mean_and_spread(values: np.ndarray, digits: int = 2) -> str:
     values = values[np.isfinite(values)]
     if not len(values):
         return "–"
-    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{values.mean():.2f}{spread}"
+    spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{spread}"
 
 
 def _unit_overlap(weights: torch.Tensor) -> np.ndarray:
