@@ -29,7 +29,8 @@ from wideflat.local_entropy import local_entropy
 
 CASES = Path(__file__).parent.parent / "docs" / "local_entropy_methods.csv"
 COLUMNS = ["case", "kind", "hidden", "inputs", "patterns", "delta", "bp", "tap", "ep", "ep-vector"]
-COLUMNS += ["sample", "stderr", "converged", "seconds", "particles", "runs", "sweeps", "machine"]
+COLUMNS += ["sample", "stderr", "not_converged", "seconds", "particles", "runs", "sweeps", "machine"]
+PASSED = ("bp", "tap", "ep", "ep-vector")
 
 
 def random_case(hidden: int, num_inputs: int, kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -62,26 +63,23 @@ def compute(
     runs: int,
     sweeps: int,
 ) -> None:
-    row = done(path).get((case, f"{delta:g}"), {})
-    missing = [method for method in ("bp", "tap", "ep", "ep-vector") if not row.get(method)]
-    if row and not missing:
+    if (case, f"{delta:g}") in done(path):
         return
     w, x, y = problem
     deltas = [d for d in (0.01, 0.03, 0.1, 0.3, 1.0) if d < delta] + [delta]
-    passed = {method: local_entropy(w, x, y, deltas, method) for method in missing}
-    row.update({method: f"{curve.log_z[-1]:.4f}" for method, curve in passed.items()})
-    if not row.get("sample"):
-        start = time.perf_counter()
-        judge = local_entropy(w, x, y, [delta], "sample", particles=particles, runs=runs, sweeps=sweeps)
-        row |= {"case": case, "kind": kind, "hidden": f"{w.shape[0]}", "inputs": f"{w.shape[1]}"}
-        row |= {"patterns": f"{len(x)}", "delta": f"{delta:g}"}
-        row |= {"sample": f"{judge.log_z[0]:.4f}", "stderr": f"{judge.log_z_stderr[0]:.4f}"}
-        row |= {"converged": str(all(bool(curve.converged[-1]) for curve in passed.values()))}
-        row |= {"seconds": f"{time.perf_counter() - start:.0f}", "machine": describe()}
-        row |= {"particles": f"{particles}", "runs": f"{runs}", "sweeps": f"{sweeps}"}
-    rows = [*{**done(path), (case, f"{delta:g}"): row}.values()]
+    passed = {method: local_entropy(w, x, y, deltas, method) for method in PASSED}
+    start = time.perf_counter()
+    judge = local_entropy(w, x, y, [delta], "sample", particles=particles, runs=runs, sweeps=sweeps)
+    row = {"case": case, "kind": kind, "hidden": f"{w.shape[0]}", "inputs": f"{w.shape[1]}"}
+    row |= {"patterns": f"{len(x)}", "delta": f"{delta:g}"}
+    row |= {method: f"{curve.log_z[-1]:.4f}" for method, curve in passed.items()}
+    row |= {"sample": f"{judge.log_z[0]:.4f}", "stderr": f"{judge.log_z_stderr[0]:.4f}"}
+    row |= {"not_converged": " ".join(method for method, curve in passed.items() if not curve.converged[-1])}
+    row |= {"seconds": f"{time.perf_counter() - start:.0f}", "machine": describe()}
+    row |= {"particles": f"{particles}", "runs": f"{runs}", "sweeps": f"{sweeps}"}
+    rows = [*done(path).values(), row]
     with atomic_write(path) as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
     print({name: row[name] for name in COLUMNS[:13]}, flush=True)
@@ -102,9 +100,11 @@ def table(path: Path) -> None:
         for r in chosen:
             name = r["case"] if r["kind"] == "real" else r["kind"]
             sampled = float(r["sample"])
-            ratios = " | ".join(f"{float(r[m]) / sampled:.2f}" if r[m] else "" for m in ("bp", "ep", "ep-vector"))
+            failed = r["not_converged"].split()
+            good = [method for method in PASSED if method not in failed]
             size = f"{r['hidden']} | {r['inputs']} | {r['patterns']} | {r['delta']}"
-            values = " | ".join(f"{float(r[m]):.2f}" if r[m] else "" for m in ("bp", "tap", "ep", "ep-vector"))
+            values = " | ".join(f"{float(r[m]):.2f}" if m in good else "not converged" for m in PASSED)
+            ratios = " | ".join(f"{float(r[m]) / sampled:.2f}" if m in good else "" for m in ("bp", "ep", "ep-vector"))
             print(f"| {name} | {size} | {sampled:.2f} ± {float(r['stderr']):.2f} | {values} | {ratios} |")
 
 
