@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
+from typing import Any, ClassVar
 
 __all__ = ["Progress"]
 
@@ -14,6 +18,8 @@ class Progress:
 
     On a terminal with ``rich`` installed it is a live bar. Elsewhere (a pipe, a log file, no ``rich``) it is a plain
     line now and then. It writes nothing when ``enabled`` is false, and nothing for work shorter than a second.
+
+    Work that others do at the same time has lines of its own below: see `part`.
 
     Args:
         description: What is being done.
@@ -32,6 +38,8 @@ class Progress:
     plain_interval = 15.0
     #: Silence for the whole process, as ``wideflat --quiet`` asks for.
     silent = False
+    #: A file that this process leaves its progress in, for another process to show (see :meth:`read`).
+    report_to: ClassVar[Path | None] = None
 
     def __init__(self, description: str, total: float | None = None, enabled: bool = True) -> None:
         self.description = description
@@ -41,7 +49,10 @@ class Progress:
         self._figures: dict[str, object] = {}
         self._start = self._last_line = time.monotonic()
         self._last_completed: float = 0
+        self._last_report = 0.0
         self._bar = self._task = None
+        self._parts: dict[str, tuple[float, float | None, str]] = {}
+        self._part_tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Progress:
         self._start = self._last_line = time.monotonic()
@@ -68,12 +79,59 @@ class Progress:
         """Set how many units are done and show ``figures`` (name=value) beside the bar."""
         self.completed = completed
         self._figures.update(figures)
+        self._report()
         if not self.enabled:
             return
         if self._bar is not None:
             self._bar.update(self._task, completed=completed, total=self.total, figures=self._text())
         elif time.monotonic() - self._last_line > self.plain_interval:
             self._plain_line()
+
+    # ---- parts that are done at the same time
+
+    def part(self, name: str, completed: float, total: float | None = None, figures: str = "") -> None:
+        """Show how far a part is, in a line of its own, until `end_part`.
+
+        Args:
+            name: Of the part.
+            completed: How many units of it are done.
+            total: Of how many.
+            figures: What to show beside it.
+        """
+        self._parts[name] = completed, total, figures
+        if self._bar is not None:
+            if name not in self._part_tasks:
+                self._part_tasks[name] = self._bar.add_task(f"  {name}", total=total, figures="")
+            self._bar.update(self._part_tasks[name], completed=completed, total=total, figures=figures)
+
+    def end_part(self, name: str) -> None:
+        """Take the line of a part away."""
+        self._parts.pop(name, None)
+        if self._bar is not None and name in self._part_tasks:
+            self._bar.remove_task(self._part_tasks.pop(name))
+
+    # ---- from process to process
+
+    def _report(self) -> None:
+        path = Progress.report_to
+        if path is None or (time.monotonic() - self._last_report < 1.0 and self.completed != self.total):
+            return
+        self._last_report = time.monotonic()
+        content = {"description": self.description, "completed": self.completed, "total": self.total}
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part.write_text(json.dumps({**content, "figures": self._text()}))
+        part.replace(path)
+
+    @staticmethod
+    def read(path: Path) -> dict[str, Any] | None:
+        """What another process has left in ``report_to``: description, completed, total, figures; None if nothing."""
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    # ---- how it looks
 
     def _text(self) -> str:
         return "  ".join(
@@ -90,6 +148,9 @@ class Progress:
             if 0 < self.completed < self.total:
                 far += f", {_duration(elapsed * (self.total / self.completed - 1))} left"
         print(f"{self.description}: {far}, {_duration(elapsed)} so far  {self._text()}".rstrip(), file=sys.stderr)
+        for name, (completed, total, figures) in self._parts.items():
+            far = f"{100 * completed / total:.0f} %" if total else f"{completed:g}"
+            print(f"  {name}: {far}  {figures}".rstrip(), file=sys.stderr)
 
 
 def _duration(seconds: float) -> str:

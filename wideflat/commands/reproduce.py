@@ -12,6 +12,7 @@ import tyro
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find
 from wideflat.experiments.experiment import Experiment
+from wideflat.experiments.pieces import PieceExperiment, Workers, slurm_parameters
 from wideflat.report.terminal import print_table
 
 __all__ = ["Command"]
@@ -19,7 +20,7 @@ __all__ = ["Command"]
 Item = Literal["all", "fig1", "table1", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7"]
 
 #: Fields of the command that every item takes, or that are about the command itself.
-_COMMON = ("item", "out", "quick", "redraw", "json")
+_COMMON = ("item", "out", "quick", "redraw", "json", "workers", "retries", "engine", "slurm_options")
 
 
 @dataclass
@@ -29,10 +30,14 @@ class Command:
     What is finished is never computed again: interrupt it with Ctrl-C and start the same command again to go on. The
     tables, figures and a page go to OUT/ITEM (OUT/ITEM-quick for --quick).
 
+    Trainings run in several processes, one a core, or as jobs of a Slurm cluster (--engine slurm). One that fails or is
+    killed is reported and started again, from where it was; what failed for good is listed at the end.
+
     Examples:
         wideflat reproduce fig1 --quick
         wideflat reproduce fig1 --restarts 50 --draws balanced random
         wideflat reproduce table1 --rows cifar10-smallconvnet --algorithms sgd rsgd esgd --seeds 3 --data ~/data
+        wideflat reproduce table1 --engine slurm --slurm-options partition=gpu gpus_per_node=1 timeout_min=600
         wideflat reproduce all --quick
     """
 
@@ -112,11 +117,21 @@ class Command:
     """Folder of the trainings of table1, fig2 to fig5 and fig7, which share them (default: OUT/runs)."""
     device: str | None = None
     """Where to train and measure: cpu, cuda, mps (default: a GPU if there is one)."""
+    workers: int | None = None
+    """Trainings at a time, each in a process with its share of the threads; 1: all in this process (default: one a core
+    or GPU; on Slurm all; for the committee machine, whose trainings are spread over the cores by themselves, 1)."""
+    retries: int = 2
+    """How often a training that fails is started again."""
+    engine: Literal["local", "slurm"] = "local"
+    """Where the processes are: on this machine, or jobs of Slurm (pip install 'wideflat[sweep]')."""
+    slurm_options: tuple[str, ...] = ()
+    """KEY=VALUE: what sbatch is to be told, such as partition=gpu timeout_min=600 mem_gb=16 cpus_per_task=4."""
 
     def run(self) -> int:
         """Compute, draw, compare; with ``all``, go on with the next item where one fails."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _COMMON}
         given = {name: value for name, value in given.items() if value is not None and value is not False}
+        self._workers = Workers(self.workers, self.engine, slurm_parameters(self.slurm_options), self.retries)
         names = list(ITEMS) if self.item == "all" else [self.item]
         items = [self._make(name, given) for name in names]
         if not self.redraw and not self.json:
@@ -145,7 +160,11 @@ class Command:
         folder = self.out / (f"{name}-quick" if self.quick else name)
         if "runs" in known and "runs" not in given:
             given = {**given, "runs": self.out / ("runs-quick" if self.quick else "runs")}
-        return kind(folder, self.quick, **{option: value for option, value in given.items() if option in known})
+        options = {option: value for option, value in given.items() if option in known}
+        item = kind(folder, self.quick, **options)
+        if isinstance(item, PieceExperiment) and (self.engine != "local" or self.workers != 1):
+            item.distribute(self._workers, options)
+        return item
 
     def _reproduce(self, item: Experiment) -> None:
         try:

@@ -214,6 +214,10 @@ class Fig7(TrainingExperiment):
         """The local energy of a trained network."""
         self._profile_of_run(run, self.images(cell.experiment))
 
+    def measured(self, cell: Cell, run: Run) -> bool:
+        """Whether it is there."""
+        return self._file(run.path.name).exists()
+
     def _settings(self) -> dict[str, Any]:
         return {"noise": self.noise, "max_passes": self.realisations, "seed": self.seed}
 

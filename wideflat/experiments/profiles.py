@@ -170,6 +170,11 @@ class ProfileExperiment(CellExperiment):
             else:
                 self._absent.append(f"{run.path.name} was trained without keeping its network at epoch {epoch}.")
 
+    def measured(self, cell: Cell, run: Run) -> bool:
+        """Whether all of them are there."""
+        epochs = [epoch for epoch in self.epochs_of(cell) if epoch is None or run.result(epoch) is not None]
+        return all(self._file(run, epoch).exists() for epoch in epochs)
+
     def profile(self, cell: Cell, run: Run, epoch: int | None) -> LocalEnergy:
         """One profile, from its file or measured now."""
         return profile_of_run(

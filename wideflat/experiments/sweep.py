@@ -7,6 +7,8 @@ so that a run that crashes, is killed for its memory or hangs takes nothing else
 On a cluster the tasks become jobs of Slurm through submitit (``pip install 'wideflat[sweep]'``). Slurm, and not Ray,
 because these tasks are long, independent and save their own state: what is missing is a queue, which the cluster has,
 and not a system of its own that must stay alive as long as the sweep does.
+
+`wideflat reproduce` makes its sweeps of this: see :mod:`wideflat.experiments.pieces`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +36,18 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Outcome", "Task", "sweep"]
+__all__ = ["FolderInUse", "Outcome", "Task", "cores", "sweep"]
+
+#: The exit code of a task that it is no use to start again: its command line is wrong, its data are not there.
+HOPELESS = 2
+#: Seconds that tasks have for saving their state when they are asked to stop.
+PATIENCE = 30.0
+#: In the environment of tasks on this machine: when their standard input is closed, the sweep has died.
+END_WITH_SWEEP = "WIDEFLAT_END_WITH_SWEEP"
+
+
+class FolderInUse(RuntimeError):
+    """Another sweep has its logs in this folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +56,10 @@ class Task:
 
     Args:
         name: Unique in the sweep; also the name of its log.
-        command: The command line. Started again after a failure, it should go on where it stopped.
+        command: The command line. Started again after a failure, it should go on where it stopped. Exit code 2 says
+            that this is no use.
         done: The file that is there when, and only when, the task is done.
+        status: A file in which the task leaves how far it is (``Progress.report_to``), to be shown.
 
     Example:
         >>> task = Task.call("square", "math:pow", [3, 2], done="square.json")
@@ -53,6 +70,7 @@ class Task:
     name: str
     command: Sequence[str]
     done: Path
+    status: Path | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "command", [os.fspath(part) for part in self.command])
@@ -68,10 +86,20 @@ class Task:
         return cls(out.name, command, out / "model.json")
 
     @classmethod
-    def call(cls, name: str, function: str, arguments: Sequence[Any], done: str | os.PathLike[str]) -> Task:
-        """A call of ``module:function`` with arguments that JSON can carry; the function makes the file ``done``."""
+    def call(
+        cls,
+        name: str,
+        function: str,
+        arguments: Sequence[Any],
+        done: str | os.PathLike[str],
+        status: Path | None = None,
+    ) -> Task:
+        """A call of ``module:function`` with arguments that JSON can carry; the function makes the file ``done``.
+
+        ``ValueError``, ``FileNotFoundError`` and ``ModuleNotFoundError`` are taken for errors that would come again.
+        """
         command = [sys.executable, "-m", "wideflat.experiments.sweep", function, json.dumps(list(arguments))]
-        return cls(name, command, Path(done))
+        return cls(name, command, Path(done), status)
 
 
 @dataclasses.dataclass
@@ -101,29 +129,37 @@ def sweep(
     retries: int = 1,
     timeout: float | None = None,
     engine: str = "local",
-    slurm: dict[str, Any] | None = None,
+    slurm: Mapping[str, Any] | None = None,
+    environments: Sequence[Mapping[str, str]] = (),
+    title: str = "sweep",
     progress: bool = True,
     say: Callable[[str], object] = lambda text: None,
+    on_end: Callable[[Outcome], object] = lambda outcome: None,
 ) -> list[Outcome]:
     """Run all tasks that are not done yet.
 
     Args:
         tasks: What to run; started in this order.
         folder: For the logs, one a task, and the journal ``sweep.jsonl`` of everything that was started and ended.
-        workers: Tasks at a time; by default one a core. Each gets its share of the cores as threads.
+        workers: Tasks at a time; by default one a core, on Slurm all. Each gets its share of the threads
+            (``OMP_NUM_THREADS`` if that is set, or one a core).
         retries: How often a task that fails is started again, after all others had their turn.
         timeout: Seconds after which an attempt is ended and counts as failed.
         engine: ``"local"``, or ``"slurm"`` for a cluster: every task is a job.
-        slurm: Parameters of submitit's executor (``slurm_partition``, ``timeout_min``, ``mem_gb``, ...).
-        progress: Show progress.
+        slurm: Parameters of submitit's executor (``slurm_partition``, ``timeout_min``, ``mem_gb``, ...); ``cluster``
+            is ``"slurm"``, or ``"local"`` to try it without a cluster.
+        environments: More environment variables for each of the workers on this machine, such as which GPU is its.
+        title: What the progress line calls it.
+        progress: Show progress: of the sweep and of every task that runs.
         say: Where messages go: each failure when it happens.
+        on_end: Called with the outcome of each task that has ended for good.
 
     Returns:
         The outcome of every task, in the order given. None is left out.
 
     Raises:
         ValueError: If two tasks have one name or make one file.
-        RuntimeError: If another sweep is using the folder.
+        FolderInUse: If another sweep is using the folder.
         KeyboardInterrupt: After Ctrl-C, when all running tasks were asked to stop, and did.
 
     Example:
@@ -151,11 +187,24 @@ def sweep(
             queue.append(task)
     if not queue:
         return list(outcomes.values())
-    with _journal(folder) as write, Progress("sweep", len(tasks), progress) as bar:
-        workers = workers or (_cores() if engine == "local" else len(queue))
-        start = _start_here(folder, workers) if engine == "local" else _start_on_slurm(folder, slurm or {})
-        _Sweep(outcomes, retries, timeout, write, bar, say).run(queue, workers, start)
+    with _journal(folder) as write, _sigterm_as_ctrl_c(), Progress(title, len(tasks), progress) as bar:
+        workers = min(workers or (cores() if engine == "local" else len(queue)), len(queue))
+        start: Callable[[Task, int], Any]
+        if engine == "local":
+            start, interval = _start_here(folder, workers, environments), 0.05
+        else:
+            start, interval = _start_on_slurm(folder, dict(slurm or {})), 0.5
+        _Sweep(outcomes, retries, timeout, write, bar, say, on_end).run(queue, workers, start, interval)
     return list(outcomes.values())
+
+
+@dataclasses.dataclass
+class _Running:
+    task: Task
+    job: Any
+    slot: int
+    since: float
+    part: float = 0.0
 
 
 class _Sweep:
@@ -169,32 +218,44 @@ class _Sweep:
         write: Callable[..., None],
         bar: Progress,
         say: Callable[[str], object],
+        on_end: Callable[[Outcome], object],
     ) -> None:
         self.outcomes, self.retries, self.timeout = outcomes, retries, timeout
-        self.write, self.bar, self.say = write, bar, say
-        self.running: dict[str, tuple[Task, Any, float]] = {}
+        self.write, self.bar, self.say, self.on_end = write, bar, say, on_end
+        self.running: dict[str, _Running] = {}
 
-    def run(self, queue: list[Task], workers: int, start: Callable[[Task], Any]) -> None:
-        queue = list(queue)
+    def run(self, queue: list[Task], workers: int, start: Callable[[Task, int], Any], interval: float) -> None:
+        queue, shown = list(queue), 0.0
         try:
             while queue or self.running:
                 while queue and len(self.running) < workers:
-                    task = queue.pop(0)
-                    outcome = self.outcomes[task.name]
-                    outcome.attempts += 1
-                    self.write(task=task.name, event="started", attempt=outcome.attempts, command=list(task.command))
-                    self.running[task.name] = task, start(task), time.monotonic()
+                    slot = min(set(range(workers)) - {running.slot for running in self.running.values()})
+                    self._start(queue.pop(0), slot, start)
                 queue += self._look()
-                time.sleep(0.05)
-        except BaseException:  # Ctrl-C, mostly
-            self._stop()
+                if time.monotonic() - shown > 0.5:
+                    self._show()
+                    shown = time.monotonic()
+                time.sleep(interval)
+        except BaseException as error:  # Ctrl-C, mostly
+            self._stop(error)
             raise
+
+    def _start(self, task: Task, slot: int, start: Callable[[Task, int], Any]) -> None:
+        outcome = self.outcomes[task.name]
+        outcome.attempts += 1
+        if task.status is not None:
+            task.status.unlink(missing_ok=True)
+        job = start(task, slot)
+        self.running[task.name] = _Running(task, job, slot, time.monotonic())
+        about = {"attempt": outcome.attempts, "job": job.name, "command": list(task.command)}
+        self.write(task=task.name, event="started", **about)
 
     def _look(self) -> list[Task]:
         """Take note of what has ended; returns what is to be started again."""
         again = []
-        for task, job, since in list(self.running.values()):
-            late = self.timeout is not None and time.monotonic() - since > self.timeout
+        for running in list(self.running.values()):
+            task, job = running.task, running.job
+            late = self.timeout is not None and time.monotonic() - running.since > self.timeout
             code = job.poll()
             if code is None and late:
                 job.stop(patience=5.0)
@@ -202,40 +263,71 @@ class _Sweep:
             if code is None:
                 continue
             del self.running[task.name]
+            self.bar.end_part(task.name)
             outcome = self.outcomes[task.name]
             if task.done.exists() and code == 0:
                 outcome.state, outcome.reason = "done", ""
             else:
-                outcome.reason = _reason(task, code, self.timeout if late else None)
-                if outcome.attempts <= self.retries:
+                outcome.reason = _reason(task, code, self.timeout if late else None, outcome.log)
+                if outcome.attempts <= self.retries and (code != HOPELESS or late):
                     again.append(task)
                     outcome.state = "waiting"
                 else:
                     outcome.state = "failed"
-                more = "is started again" if again and again[-1] is task else f"is given up; see {outcome.log}"
+                more = "is started again" if outcome.state == "waiting" else f"is given up; see {outcome.log}"
                 self.say(f"{task.name} failed ({outcome.reason}) and {more}")
             self.write(task=task.name, event=outcome.state, attempt=outcome.attempts, reason=outcome.reason)
-            states = [outcome.state for outcome in self.outcomes.values()]
-            self.bar.update(states.count("done") + states.count("failed"), failed=states.count("failed"))
+            if outcome.state != "waiting":
+                self.on_end(outcome)
         return again
 
-    def _stop(self) -> None:
-        """Ask all that runs to stop, so that it saves its state."""
-        for _, job, _ in self.running.values():
-            job.ask()
-        deadline = time.monotonic() + 30.0
-        for task, job, _ in self.running.values():
-            job.stop(patience=max(deadline - time.monotonic(), 0.0))
-            self.outcomes[task.name].state = "interrupted"
-            self.write(task=task.name, event="interrupted", attempt=self.outcomes[task.name].attempts)
+    def _show(self) -> None:
+        """How far all of it is, and how far each task that runs."""
+        for name, running in self.running.items():
+            status = None if running.task.status is None else Progress.read(running.task.status)
+            if status is None:
+                self.bar.part(name, 0, None, "starting" if running.task.status is not None else "")
+                continue
+            completed, total = status["completed"], status["total"]
+            self.bar.part(name, completed, total, status["figures"])
+            if total:
+                running.part = max(running.part, min(completed / total, 1.0))
+        states = [outcome.state for outcome in self.outcomes.values()]
+        ended = states.count("done") + states.count("failed")
+        figures = {"failed": states.count("failed")} if "failed" in states else {}
+        self.bar.update(round(ended + sum(running.part for running in self.running.values()), 2), **figures)
+
+    def _stop(self, error: BaseException) -> None:
+        """Ask all that runs to stop, so that it saves its state; do not wait for ever, nor after another Ctrl-C."""
+        if self.running:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"stopping because of {error!r}"
+            self.say(f"{why}: {', '.join(self.running)} may save and stop; once more to end at once")
+        patience = PATIENCE
+        try:
+            for running in self.running.values():
+                running.job.ask()
+            deadline = time.monotonic() + PATIENCE
+            for running in self.running.values():
+                running.job.stop(patience=max(deadline - time.monotonic(), 0.0))
+        except KeyboardInterrupt:
+            patience = 0.0
+        finally:
+            for name, running in self.running.items():
+                if patience == 0.0:
+                    running.job.stop(patience=patience)
+                self.outcomes[name].state = "interrupted"
+                self.write(task=name, event="interrupted", attempt=self.outcomes[name].attempts)
 
 
-def _reason(task: Task, code: int, timeout: float | None) -> str:
+def _reason(task: Task, code: int, timeout: float | None, log: Path | None) -> str:
     if timeout is not None:
         return f"no end after {timeout:g} s"
     if code == 0:
         return f"it ended without making {task.done}"
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    said = "" if log is None or not log.exists() else log.read_text(errors="replace").strip().rpartition("\n")[2]
+    return f"exit code {code}: {said[:300]}" if re.match(r"(wideflat|[\w.]*Error): ", said) else f"exit code {code}"
 
 
 def _refuse_twins(tasks: Sequence[Task]) -> None:
@@ -245,7 +337,8 @@ def _refuse_twins(tasks: Sequence[Task]) -> None:
             raise ValueError(f"every task needs a {what} of its own; several have {', '.join(twins)}")
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -258,7 +351,7 @@ def _journal(folder: Path) -> Iterator[Callable[..., None]]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RuntimeError(
+                raise FolderInUse(
                     f"another sweep is using {folder}: wait for it, or give this one another folder"
                 ) from None
 
@@ -267,6 +360,19 @@ def _journal(folder: Path) -> Iterator[Callable[..., None]]:
             file.flush()
 
         yield write
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """What Slurm, systemd or kill send lets the tasks save and stop, too."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # ------------------------------------------------------------------------------------------------------- this machine
@@ -278,19 +384,25 @@ class _Process:
     def __init__(self, task: Task, log: IO[bytes], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             list(task.command),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # which nobody writes to: it ends when this process does
             stdout=log,
             stderr=log,
             env=environment,
             start_new_session=True,
         )
+        self.name = f"process {self.process.pid}"
+        self.asked = False
 
     def poll(self) -> int | None:
-        return self.process.poll()
+        code = self.process.poll()
+        if code is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        return code
 
     def ask(self) -> None:
-        """Let it save and stop."""
-        if self.process.poll() is None:
+        """Let it save and stop; asked twice, it would not save."""
+        if self.poll() is None and not self.asked:
+            self.asked = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
 
@@ -302,13 +414,18 @@ class _Process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        self.poll()
 
 
-def _start_here(folder: Path, workers: int) -> Callable[[Task], _Process]:
-    threads = str(max(_cores() // workers, 1))
+def _start_here(
+    folder: Path, workers: int, environments: Sequence[Mapping[str, str]]
+) -> Callable[[Task, int], _Process]:
+    threads = int(os.environ.get("OMP_NUM_THREADS", cores())) // workers
 
-    def start(task: Task) -> _Process:
-        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+    def start(task: Task, slot: int) -> _Process:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(max(threads, 1)), END_WITH_SWEEP: "1"}
+        if environments:
+            environment |= environments[slot % len(environments)]
         with open(folder / f"{task.name}.log", "ab") as log:
             return _Process(task, log, environment)
 
@@ -323,6 +440,7 @@ class _Job:
 
     def __init__(self, job: Any) -> None:
         self.job = job
+        self.name = f"job {job.job_id}"
 
     def poll(self) -> int | None:
         if not self.job.done():
@@ -339,7 +457,7 @@ class _Job:
         self.ask()
 
 
-def _start_on_slurm(folder: Path, parameters: dict[str, Any]) -> Callable[[Task], _Job]:
+def _start_on_slurm(folder: Path, parameters: dict[str, Any]) -> Callable[[Task, int], _Job]:
     try:
         import submitit
     except ModuleNotFoundError:
@@ -347,7 +465,7 @@ def _start_on_slurm(folder: Path, parameters: dict[str, Any]) -> Callable[[Task]
     executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=parameters.pop("cluster", None))
     executor.update_parameters(**{"name": "wideflat", **parameters})
 
-    def start(task: Task) -> _Job:
+    def start(task: Task, slot: int) -> _Job:
         return _Job(executor.submit(_run_command, list(task.command), str(folder / f"{task.name}.log")))
 
     return start
@@ -362,13 +480,35 @@ def _run_command(command: list[str], log: str) -> int:
 # ---------------------------------------------------------------------------------------- python -m ... module:function
 
 
-def _call(function: str, arguments: str) -> None:
+def _call(function: str, arguments: str) -> int:
     module, _, name = function.partition(":")
-    target: Any = importlib.import_module(module)
-    for part in name.split("."):
-        target = getattr(target, part)
-    target(*json.loads(arguments))
+    try:
+        target: Any = importlib.import_module(module)
+        for part in name.split("."):
+            target = getattr(target, part)
+        target(*json.loads(arguments))
+    except KeyboardInterrupt as interruption:  # SIGTERM, after what was computed is saved
+        print(f"wideflat: {str(interruption) or 'interrupted'}", file=sys.stderr)
+        return 130
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+        traceback.print_exc()
+        print(f"wideflat: {error}", file=sys.stderr)
+        return HOPELESS
+    return 0
+
+
+def _end_with_the_sweep() -> None:
+    """Save and stop when the process that started this one has died without a word."""
+
+    def watch() -> None:
+        if not os.read(0, 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="wideflat-sweep", daemon=True).start()
 
 
 if __name__ == "__main__":
-    _call(*sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if END_WITH_SWEEP in os.environ:
+        _end_with_the_sweep()
+    sys.exit(_call(*sys.argv[1:]))

@@ -2,7 +2,8 @@
 
 A run that is finished is never trained again, one that was interrupted goes on where it stopped. Items that share the
 folder of runs share the trainings. The same command may be started several times (on one machine, or on several that
-share the folder): each process takes what no other is working on, and all end when everything is done.
+share the folder): each process takes what no other is working on, and all end when everything is done. One command
+can also have its trainings done by several processes: see :mod:`wideflat.experiments.pieces`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from wideflat.data import ImageData
+from wideflat.data import find as find_images
 from wideflat.data import load as load_images
-from wideflat.experiments.experiment import Experiment
+from wideflat.experiments.pieces import Answer, PieceExperiment
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
 from wideflat.runs import Run, RunInUse
@@ -63,7 +65,7 @@ class Cell:
         return sorted({max(1, round(part * self.experiment.epochs)) for part in parts})
 
 
-class TrainingExperiment(Experiment):
+class TrainingExperiment(PieceExperiment):
     """An experiment whose tables are made of trainings.
 
     Args:
@@ -111,6 +113,10 @@ class TrainingExperiment(Experiment):
     def measure(self, cell: Cell, run: Run) -> None:
         """What is measured on a finished run (nothing, unless an item says otherwise)."""
 
+    def measured(self, cell: Cell, run: Run) -> bool:
+        """Whether a finished run has been measured."""
+        return True
+
     def snapshots(self, cell: Cell) -> list[int]:
         """Epochs whose network is kept."""
         return []
@@ -131,17 +137,7 @@ class TrainingExperiment(Experiment):
         left = self.cells()
         try:
             while left:
-                elsewhere = []
-                for cell in left:
-                    try:
-                        run = self.train(cell)
-                        if run is not None:
-                            with run.locked():
-                                self.measure(cell, run)
-                    except RunInUse:  # another process works on it
-                        elsewhere.append(cell)
-                        continue
-                    self.write_tables()
+                elsewhere = self._by_workers(left) if self.workers is not None else self._here(left)
                 if len(elsewhere) == len(left):
                     with Progress(f"waiting for another process that works on {elsewhere[0].name}") as bar:
                         time.sleep(WAIT)
@@ -149,27 +145,98 @@ class TrainingExperiment(Experiment):
                 left = elsewhere
         finally:  # also of a training that was interrupted
             self.write_tables()
+        self.report_lost()
 
-    def train(self, cell: Cell) -> Run | None:
-        """The finished run of a cell, trained now if need be; None if it diverged (which the remarks then say)."""
+    def _here(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Train and measure in this process; returns the cells that another process is working on."""
+        elsewhere = []
+        for cell in cells:
+            answer = self._do(cell)
+            if answer.state == "in use":
+                elsewhere.append(cell)
+                continue
+            self._note(cell, answer)
+            self.write_tables()
+        return elsewhere
+
+    def _by_workers(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Train and measure in other processes; returns the cells that are being worked on by neither."""
+        assert self.workers is not None
+        missing = [cell for cell in cells if not self._is_there(cell)]
+        elsewhere = self._here([cell for cell in cells if cell not in missing])
+        busy = [cell for cell in missing if self._is_busy(cell)]
+        missing = [cell for cell in missing if cell not in busy]
+        if len(missing) < 2 and self.workers.engine == "local":  # one training has all the threads to itself
+            return [*elsewhere, *busy, *self._here(missing)]
+        for dataset in dict.fromkeys(cell.experiment.dataset for cell in missing):
+            find_images(dataset, self.data)  # says it once if it is not there
+        answers = self.ask_workers([cell.name for cell in missing], self.write_tables)
+        for cell in missing:
+            answer = answers[cell.name]
+            if answer.state == "in use" or (answer.state == "done" and self._do(cell).state == "in use"):
+                elsewhere.append(cell)
+            else:
+                self._note(cell, answer)
+        return [*elsewhere, *busy]
+
+    def do_piece(self, name: str) -> Answer:
+        """Train and measure the cell of this name."""
+        for cell in self.cells():
+            if cell.name == name:
+                return self._do(cell)
+        raise ValueError(f"{self.name} has no training {name!r}")
+
+    def _do(self, cell: Cell) -> Answer:
+        """Train and measure a cell, as far as that is not done."""
+        try:
+            run = self.train(cell)
+            with run.locked():
+                self.measure(cell, run)
+        except RunInUse as reason:
+            return Answer("in use", str(reason))
+        except Diverged as reason:
+            return Answer("diverged", str(reason))
+        return Answer("done")
+
+    def _note(self, cell: Cell, answer: Answer) -> None:
+        if answer.state == "diverged":
+            self._failed[cell.name] = answer.reason
+
+    def _is_there(self, cell: Cell) -> bool:
+        """Whether a cell is trained and measured."""
+        path = self.runs / cell.name
+        if not (path / "model.json").exists() or not (path / "config.json").exists():
+            return False
+        run = Run.open(path)
+        return run.result() is not None and self.measured(cell, run)
+
+    def _is_busy(self, cell: Cell) -> bool:
+        """Whether another process works on a cell."""
+        path = self.runs / cell.name
+        if not (path / "lock").exists():
+            return False
+        try:
+            with Run(path, {}).locked():
+                return False
+        except RunInUse:
+            return True
+
+    def train(self, cell: Cell) -> Run:
+        """The finished run of a cell, trained now if need be."""
         path = self.runs / cell.name
         if (path / "config.json").exists() and (run := Run.open(path)).result() is not None:
             self._must_be(run, cell)
             return run
-        try:
-            return train(
-                cell.experiment,
-                path,
-                self.images(cell.experiment),
-                self.options_of(cell),
-                device=self.device,
-                snapshots=self.snapshots(cell),
-                tensorboard=not self.quick,
-                **self.more_of(cell),
-            )
-        except Diverged as reason:
-            self._failed[cell.name] = str(reason)
-            return None
+        return train(
+            cell.experiment,
+            path,
+            self.images(cell.experiment),
+            self.options_of(cell),
+            device=self.device,
+            snapshots=self.snapshots(cell),
+            tensorboard=not self.quick,
+            **self.more_of(cell),
+        )
 
     def images(self, experiment: Preset) -> ImageData:
         """The data set of an experiment, loaded once."""
