@@ -332,6 +332,26 @@ def test_evaluate_every(tmp_path):
     assert ["test_error" in row for row in run.metrics()] == [False, True, False, True, True]
 
 
+def test_until_ends_the_training_and_a_killed_run_ends_there_too(tmp_path, monkeypatch):
+    """Ended by ``until``, killed before the final model is written, started again: no further epoch is trained."""
+    data, experiment = images(32, 16), small("esgd", epochs=5)
+
+    def second(row):
+        return row["epoch"] >= 2
+
+    whole = train(experiment, tmp_path / "whole", data, until=second, **QUIET)
+    assert [row["epoch"] for row in whole.metrics()] == [1, 2]
+    assert whole.result()["epoch"] == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wideflat.train._finish", lambda run, training: (_ for _ in ()).throw(RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            train(experiment, tmp_path / "killed", data, until=second, **QUIET)
+    killed = train(experiment, tmp_path / "killed", data, until=second, **QUIET)
+    assert [row["epoch"] for row in killed.metrics()] == [1, 2]
+    assert killed.result() == whole.result()
+
+
 def test_limit_data(tmp_path):
     run = train(small("sgd", epochs=1), tmp_path / "run", images(64, 16), Options(limit_data=20), **QUIET)
     assert run.metrics()[0]["step"] == 2

@@ -241,7 +241,9 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
             torch.optim.RMSprop, momentum=x.momentum, alpha=x.smoothing, eps=x.stabiliser, weight_decay=x.weight_decay
         )
     else:
-        base = partial(torch.optim.SGD, momentum=x.momentum, nesterov=x.nesterov, weight_decay=x.weight_decay)
+        base = partial(
+            torch.optim.SGD, momentum=x.momentum, nesterov=x.nesterov, weight_decay=x.weight_decay, fused=True
+        )
     parameters = list(network.parameters())
     if x.algorithm in ("sgd", "rsgd", "rsgdxy", "easgd"):
         return base(parameters, lr=x.lr)
