@@ -1,7 +1,7 @@
 """Local energy at equal standard error: the naive loop against each kind of noise.
 
-    python benchmarks/local_energy.py [--quick] [--only committee mlp smallconvnet resnet18]
-                                      [--data CIFAR] [--fashion FOLDER]
+    python benchmarks/local_energy.py [--quick] [--only committee mlp smallconvnet smallconvnet-all resnet18]
+                                      [--data CIFAR] [--fashion FOLDER] [--smallconvnet RUN] [--resnet18 RUN]
 
 For each network: the naive loop (copy the weights, perturb them, evaluate the whole data set, restore), then
 ``wideflat.local_energy`` with each kind of noise, both in this process on the same network and data, over the same
@@ -13,15 +13,20 @@ printed), and
 
 at the largest sigma. "variance" is the first factor, for one pass of each; "time" the second. For n larger than what
 the naive loop is run on, its variance is (v/n)(1 + (n-1) rho) with v and rho measured where it was run, and its time
-grows with n; wideflat is run on all n in any case. Such rows are marked.
+grows with n; wideflat is run on all n in any case. Such rows are marked. The default kind of noise has a star.
 
-"of peak" is the rate of the forward passes inside the measurement (convolutions and products, as torch's flop counter
-counts them, over all time including drawing noise and folding), as a fraction of the measured peak of a matrix product.
+RUN is a run of ``wideflat train``; rho depends on what a network has learned. Without it the network is trained here
+for some steps. The images are not augmented, so that both sides see the same.
+
+"of peak" is the work of the forward passes (one of the whole network for each example, pass and sigma, and one for the
+baseline, as torch's flop counter counts them) over all time, drawing noise and folding included, as a fraction of the
+measured peak of a matrix product. A product of a first layer that serves several sigmas or passes counts for each.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +41,18 @@ from wideflat.committee import train
 from wideflat.data import dress_coat, load
 from wideflat.evaluation import error_metric
 from wideflat.models import resnet18, smallconvnet
+from wideflat.runs import Run
+
+PARTS = ["committee", "mlp", "smallconvnet", "smallconvnet-all", "resnet18"]
+
+
+def busy() -> float:
+    """Processor seconds that other processes have used since the machine was started; 0 where it is not known."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4]]
+    except OSError:
+        return 0.0
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def naive(
@@ -96,10 +113,15 @@ def compare(
     if m < n:
         variance, each = v / n * (1 + (n - 1) * rho), each * n / m
     work = flops_of(model, x)
-    note = f" (run on {m}, scaled to {n})" if m < n else ""
+    note = f" of {m} examples, scaled to {n}" if m < n else ""
     print(f"\n{name}, n = {n}, {len(sigmas)} sigmas up to {sigmas[-1]}, E(w) + dE = {float(means.mean()):.3f}")
-    print(f"  naive loop: {len(means)} perturbations{note}, {each:.3g} s each, v = {v:.3g}, rho = {rho:.3g}")
+    print(
+        f"  naive loop: {len(means)} perturbations{note}, {each:.3g} s each, "
+        f"{100 * work * n / each / peak:.0f}% of peak, v = {v:.3g}, rho = {rho:.3g}",
+        flush=True,
+    )
     print("  noise     passes    stderr  seconds  variance   time    ratio  of peak")
+    default = local_energy(model, (x[:256], y[:256]), sigmas[:1], progress=False).conventions["noise"]
     for noise, passes in runs.items():
         options = {"noise": noise, "max_passes": passes, "progress": False}
         local_energy(model, (x[:256], y[:256]), sigmas[:2], **{**options, "max_passes": 2})  # warm up
@@ -108,9 +130,10 @@ def compare(
         seconds = time.perf_counter() - start
         per_pass = seconds / (float(profile.passes[-1]) * len(sigmas))  # of one sigma, baseline and set-up included
         ours = float(profile.stderr[-1]) ** 2 * float(profile.passes[-1])
-        rate = work * float(profile.evaluations.sum()) / seconds / peak
+        mark = noise + "*" * (noise == default)
+        rate = work * float(profile.evaluations.sum() + n) / seconds / peak
         print(
-            f"  {noise:<9} {profile.passes[-1]:6.3g} {profile.stderr[-1]:9.2g} {seconds:8.3g} {variance / ours:8.1f}x "
+            f"  {mark:<9} {profile.passes[-1]:6.3g} {profile.stderr[-1]:9.2g} {seconds:8.3g} {variance / ours:8.1f}x "
             f"{each / per_pass:5.2f}x {variance / ours * each / per_pass:7.0f}x {100 * rate:7.0f}%",
             flush=True,
         )
@@ -119,12 +142,11 @@ def compare(
 # ---------------------------------------------------------------------------------------------- networks and data
 
 
-def trained(model: nn.Module, x: Tensor, y: Tensor, epochs: float, lr: float, batch_size: int = 100) -> nn.Module:
-    """A few epochs of plain SGD, so that the weights are those of a network that has learned something."""
+def trained(model: nn.Module, x: Tensor, y: Tensor, steps: int, lr: float, batch_size: int = 100) -> nn.Module:
+    """Some steps of plain SGD, so that the weights are those of a network that has learned something."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, nesterov=True)
     g = torch.Generator().manual_seed(0)
     model.train()
-    steps = max(1, int(epochs * len(x) / batch_size))
     for _ in range(steps):
         index = torch.randint(len(x), (batch_size,), generator=g)
         optimizer.zero_grad()
@@ -153,7 +175,20 @@ def mlp_task(n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, st
         x = x / x.std()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
-    return trained(model, x, y, 20 if n < 5000 else 4, 0.02), x, y, kind
+    return trained(model, x, y, 200 if n < 5000 else 400, 0.02), x, y, kind
+
+
+def of_run(path: Path, n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, str]:
+    """The network of a run, or its last snapshot while it is not finished, and n of its training images."""
+    run = Run.open(path)
+    epoch = None if run.result() else max(run.snapshots())
+    images = run.data(folder)
+    part = images.train
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (images.mean, images.std))
+    x = part.images[:n].float().div_(255).sub_(mean).div_(std).contiguous()
+    result = run.result(epoch) or {}
+    print(f"\n{path.name}: {', '.join(f'{name} {value}' for name, value in result.items() if 'error' in name)}")
+    return run.load_model(epoch).eval(), x, part.targets[:n].long(), images.name
 
 
 def images(n: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
@@ -170,13 +205,15 @@ def images(n: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller n")
-    parser.add_argument("--only", nargs="*", default=["committee", "mlp", "smallconvnet", "resnet18"])
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS)
     parser.add_argument("--data", type=Path, default=None, help="folder with CIFAR-10; else generated images")
     parser.add_argument("--fashion", type=Path, default=None, help="folder with Fashion-MNIST; else generated patterns")
+    parser.add_argument("--smallconvnet", type=Path, default=None, help="run whose network is measured")
+    parser.add_argument("--resnet18", type=Path, default=None, help="run whose network is measured")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    peak = peak_flops()
+    peak = max(peak_flops() for _ in range(3))
     print(f"{describe()}, measured peak {peak / 1e9:.0f} Gflop/s")
     tasks: dict[str, Callable[[], None]] = {}
 
@@ -193,32 +230,45 @@ def main() -> None:
 
     @task
     def mlp() -> None:
-        for n in (1000, 10_000) if not arguments.quick else (1000,):
+        for n in (1000, 10_000, 50_000) if not arguments.quick else (1000,):
             model, x, y, kind = mlp_task(n, arguments.fashion)
-            runs = {"pass": 64.0 if n < 5000 else 16.0, "batch": 8.0, "example": 32.0 if n < 5000 else 8.0}
-            compare(f"MLP 784-256-256-10, {kind}", model, x, y, sigmas, peak, runs, 6.0, n, 60)
+            runs = {"pass": 64.0, "batch": 8.0, "example": 32.0} if n < 5000 else {"batch": 4.0, "example": 8.0}
+            compare(f"MLP 784-256-256-10, {kind}", model, x, y, sigmas, peak, runs, 12.0, 10_000, 60)
+
+    def convolutional(
+        make: Callable[..., nn.Module], run: Path | None, n: int, steps: int
+    ) -> tuple[nn.Module, Tensor, Tensor, str]:
+        """The network of a run, or one that is trained here for some steps; its images."""
+        if run is not None:
+            return of_run(run, n, arguments.data)
+        x, y, kind = images(n, arguments.data)
+        torch.manual_seed(0)
+        return trained(make(num_classes=10), x, y, steps, 0.05), x, y, kind
 
     @task
     def smallconvnet_task() -> None:
-        for n in (1000, 50_000) if not arguments.quick else (1000,):
-            x, y, kind = images(n, arguments.data)
-            torch.manual_seed(0)
-            model = trained(smallconvnet(num_classes=10), x, y, 1 if n > 5000 else 10, 0.02)
-            runs = {"batch": 2.0, "example": 2.0} if n > 5000 else {"pass": 16.0, "batch": 8.0, "example": 8.0}
-            few = sigmas if n < 5000 else [0.25, 0.5]
-            compare(f"SmallConvNet, {kind}", model, x, y, few, peak, runs, 20.0, 10_000, 30)
+        model, x, y, kind = convolutional(smallconvnet, arguments.smallconvnet, 1000, 200)
+        runs = {"pass": 32.0, "batch": 8.0, "example": 8.0}
+        compare(f"SmallConvNet, {kind}", model, x, y, sigmas, peak, runs, 20.0, 1000, 30)
+
+    @task
+    def smallconvnet_all_task() -> None:
+        n = 50_000 if not arguments.quick else 5000
+        model, x, y, kind = convolutional(smallconvnet, arguments.smallconvnet, n, 500)
+        compare(f"SmallConvNet, {kind}", model, x, y, [0.25, 0.5], peak, {"batch": 2.0, "example": 2.0}, 60.0, 5000, 30)
 
     @task
     def resnet18_task() -> None:
-        n = 10_000 if not arguments.quick else 1000
-        x, y, kind = images(n, arguments.data)
-        torch.manual_seed(0)
-        model = trained(resnet18(num_classes=10), x[:2000], y[:2000], 1.0, 0.05)
-        compare(f"ResNet-18, {kind}", model, x, y, [0.1, 0.2], peak, {"batch": 0.4}, 20.0, 256, 20)
+        n = 10_000 if not arguments.quick else 500
+        model, x, y, kind = convolutional(resnet18, arguments.resnet18, n, 20)
+        compare(f"ResNet-18, {kind}", model, x, y, [0.2], peak, {"batch": 1.25}, 60.0, 128, 40)
 
     for name, function in tasks.items():
-        if name.removesuffix("_task") in arguments.only:
+        if name.removesuffix("_task").replace("_", "-") in arguments.only:
+            others, start = busy(), time.perf_counter()
             function()
+            share = (busy() - others) / (time.perf_counter() - start)
+            print(f"  (other processes used {100 * share:.0f}% of one processor meanwhile)", flush=True)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,39 @@ def test_the_committee_agrees_with_its_exact_profile():
     assert measure(model, (x, y), noise="example").conventions["treatment"] == {"weight": "independent"}
 
 
+def test_the_default_noise_is_of_each_example_where_all_layers_are_linear():
+    x, y = torch.randn(40, 6), torch.randint(3, (40,))
+    mlp = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+    def chosen(model, data, **options):
+        return measure(model, data, [0.2], **options).conventions["noise"]
+
+    assert chosen(mlp, (x, y)) == "example"
+    assert chosen(mlp, DataLoader(TensorDataset(x, y), batch_size=8)) == "example"
+    assert chosen(mlp, ((x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8))) == "example"
+    assert chosen(mlp, (x, y), batch_norm="batch") == chosen(mlp, (x, y), batch_norm="recalibrate") == "batch"
+    assert chosen(mlp, (x, y), metric=lambda outputs, targets: outputs.var()) == "batch"  # one number for the batch
+    network = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    assert chosen(network, (x, y)) == "batch"
+    assert chosen(network, (x, y), parameters="3[.].*") == "example"  # its only linear layer
+
+
+@pytest.mark.parametrize("parameters", ["all", "0[.]bias", "0[.]weight", "2[.].*"])
+def test_several_passes_at_once_have_the_mean_of_passes_one_by_one(parameters):
+    """Passes over one block share what its first layer computes; the mean of (w + sigma z w) x squared is known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Identity(), nn.Linear(4, 1)).double()
+    x, sigma = torch.randn(6, 3, dtype=torch.float64), 0.4
+    (w, b), (v, c) = ((layer.weight.data, layer.bias.data) for layer in (model[0], model[2]))
+    s, t, u = (sigma**2 * (parameters in ("all", name)) for name in ("0[.]weight", "0[.]bias", "2[.].*"))
+    h = x @ w.T + b
+    variance = s * (x * x) @ (w * w).T + t * b * b  # of h, whose components are independent
+    exact = (u * (v * v) @ (h * h + variance).T + (v * v) @ variance.T + u * c * c).mean()
+    profile = measure(model, (x, torch.zeros(6)), [sigma], metric=square, parameters=parameters, max_passes=4096)
+    assert profile.conventions["noise"] == "example"
+    assert abs(profile.mean[0] - float(exact)) < 4.5 * profile.stderr[0] < 0.3 * float(exact)
+
+
 def test_exact_committees_are_batched_and_agree_with_enumeration():
     g = torch.Generator().manual_seed(0)
     weights, x = torch.randn(4, 3, 6, generator=g), torch.sign(torch.randn(10, 6, generator=g))
@@ -481,7 +514,7 @@ def test_augmentation_is_the_same_for_the_baseline():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": "antithetic"}, 'noise must be "batch"'),
+        ({"noise": "antithetic"}, 'noise must be "auto", "batch"'),
         ({"batch_norm": "train"}, 'batch_norm must be "eval"'),
         ({"metric": "accuracy"}, 'metric must be "error"'),
         ({"target_stderr": 0.0}, "target_stderr must be positive"),
@@ -506,7 +539,7 @@ def test_bad_sigmas():
 def test_a_metric_of_one_number_a_batch():
     model, data, _, _ = linear_classifier()
     whole = measure(model, data, metric=lambda outputs, targets: square(outputs, targets).mean(), max_passes=2)
-    single = measure(model, data, metric=square, max_passes=2)
+    single = measure(model, data, metric=square, noise="batch", max_passes=2)
     assert whole.mean == pytest.approx(single.mean, rel=1e-5)
 
 

@@ -34,7 +34,7 @@ from wideflat.blocks import Blocks
 from wideflat.energy_profile import LocalEnergy
 from wideflat.evaluation import Evaluation, Forward, Metric
 from wideflat.files import atomic_write
-from wideflat.local_energy import architecture, automatic_batch_size, check_sigmas
+from wideflat.local_energy import architecture, check_sigmas, whole_passes
 from wideflat.perturbation import Selection, select_parameters
 from wideflat.progress import Progress
 
@@ -162,7 +162,7 @@ def curvature(
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
     names, words = select_parameters(model, parameters)
     evaluation = Evaluation(model, metric, batch_norm, forward)
-    blocks = _blocks(model, data, evaluation, batch_size, seed)
+    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     operator = _operator(backend, evaluation, blocks, names)
     weights = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
     generator = torch.Generator().manual_seed(seed)
@@ -373,18 +373,6 @@ def _operator(backend: str, evaluation: Evaluation, blocks: Blocks, names: Seque
     if backend == "torch" or not (installed and applies):
         return _TorchHessian(evaluation, blocks, names)
     return _CurvlinopsHessian(evaluation, blocks, names)
-
-
-def _blocks(model: nn.Module, data: Any, evaluation: Evaluation, batch_size: int | None, seed: int) -> Blocks:
-    with evaluation.prepared():
-        blocks = Blocks(data, batch_size or 128, seed)
-        if batch_size is None and blocks.examples is not None:
-            first = blocks.first().batch
-            batch_size = automatic_batch_size(model, evaluation, first, "pass", blocks.examples)
-            blocks = Blocks(data, batch_size, seed)
-    if blocks.one_pass:
-        raise ValueError("data is an iterator, which can be gone through only once; give a list or a DataLoader")
-    return blocks
 
 
 def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -13,9 +13,10 @@ share z. With n examples, v the variance of e_i over z and rho the correlation o
     noise="batch"     one z for every batch of b            variance of one pass   (v / n) (1 + (b - 1) rho)
     noise="example"   one z for every example               variance of one pass    v / n
 
-All three are unbiased and cost about the same, but the first needs n/b times as many passes for the same error bar
-where rho is not small. Error bars come from independent blocks of noise, never from the number of examples: the data
-set is fixed, z alone is random.
+All three are unbiased, but the first needs n/b times as many passes as the second for the same error bar where rho is
+not small. The third costs no more than the second where every layer is linear and sees one vector an example (an MLP, a
+committee), and about twice as much in convolutions; the default, ``noise="auto"``, chooses by that. Error bars come
+from independent blocks of noise, never from the number of examples: the data set is fixed, z alone is random.
 
 The estimator and its error bars are those of :mod:`wideflat.stratified`, with batches as blocks. For the error (a
 count) stderr^2 also has 1/(number of evaluations)^2: the error bar of "nothing went wrong so far" is not zero.
@@ -59,7 +60,7 @@ __all__ = [
     "local_energy",
 ]
 
-Noise: TypeAlias = Literal["batch", "example", "pass"]
+Noise: TypeAlias = Literal["auto", "batch", "example", "pass"]
 BatchNorm: TypeAlias = Literal["eval", "recalibrate", "batch"]
 
 #: Passes where neither ``max_passes`` nor ``target_stderr`` says how many: the fewest whose error bar is free of the
@@ -101,6 +102,37 @@ def automatic_batch_size(model: nn.Module, evaluation: Evaluation, block: Any, n
     return max(1, min(int(size), -(-examples // 16)) if noise != "pass" else min(int(size), examples))
 
 
+def whole_passes(evaluation: Evaluation, data: Any, batch_size: int | None, seed: int) -> tuple[Blocks, int | None]:
+    """The data in blocks for a measure that goes through all of them several times, and the size of the blocks."""
+    with evaluation.prepared():
+        blocks = Blocks(data, batch_size or 128, seed)
+        if blocks.one_pass:
+            raise ValueError("data is an iterator, which can be gone through only once; give a list or a DataLoader")
+        if batch_size is None and blocks.examples is not None:
+            first = blocks.first().batch
+            batch_size = automatic_batch_size(evaluation.model, evaluation, first, "pass", blocks.examples)
+            blocks = Blocks(data, batch_size, seed)
+    return blocks, batch_size
+
+
+def automatic_noise(evaluation: Evaluation, block: Block, names: Sequence[str]) -> str:
+    """``"example"`` where every perturbed parameter can have a z of its own for each example, else ``"batch"``."""
+    if evaluation.norms and evaluation.batch_norm != "eval":
+        return "batch"  # statistics are taken over examples, which must share their noise
+    if evaluation.values(evaluation.load(block.batch), block.size).dim() == 0:
+        return "batch"  # and so must the examples of a metric that is one number for all of them
+    return "example" if _example_noise(evaluation, block, names).independent else "batch"
+
+
+def _example_noise(evaluation: Evaluation, block: Block, names: Sequence[str]) -> ExampleNoise:
+    """Noise of every example, with what the network does found out by a batch."""
+    batch, size = evaluation.load(block.batch), block.size
+    smaller = [(truncated(batch, size - 1), size - 1)] if size > 1 else []
+    noise = ExampleNoise(evaluation.model, names)
+    noise.probe(evaluation.outputs, [(batch, size), *smaller])
+    return noise
+
+
 # -------------------------------------------------------------------------------------------------- the measurement
 
 
@@ -109,7 +141,7 @@ def local_energy(
     data: Any,
     sigmas: Sequence[float] | Tensor | np.ndarray,
     *,
-    noise: Noise = "batch",
+    noise: Noise = "auto",
     metric: Metric = "error",
     batch_norm: BatchNorm = "eval",
     parameters: Selection = "all",
@@ -132,9 +164,11 @@ def local_energy(
             of batches. Order and augmentation of a loader are the same in every pass. Batches that are not
             ``(inputs, targets)`` need ``forward``.
         sigmas: Strengths of the noise.
-        noise: What shares one z: ``"batch"`` each batch (default), ``"example"`` each example (by local
-            reparametrisation and Flipout, see :mod:`wideflat.perturbation`), ``"pass"`` the whole data set, as in the
-            paper; only the last gives the spread over perturbations. All three have the same expectation.
+        noise: What shares one z: ``"batch"`` each batch, ``"example"`` each example (by local reparametrisation and
+            Flipout, see :mod:`wideflat.perturbation`), ``"pass"`` the whole data set, as in the paper; only the last
+            gives the spread over perturbations. All three have the same expectation. ``"auto"`` (default) is
+            ``"example"`` where that needs no Flipout (all layers linear, of one vector an example), else ``"batch"``;
+            ``conventions["noise"]`` says which it was.
         metric: ``"error"``, ``"loss"`` (cross-entropy), or a function of outputs and targets that gives one number for
             each example (or one for the batch).
         batch_norm: Which statistics the perturbed network normalises with: ``"eval"`` the running statistics of the
@@ -222,8 +256,8 @@ class _Measurement:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         self.sigmas = check_sigmas(sigmas)
-        if noise not in DEFAULT_PASSES:
-            raise ValueError(f'noise must be "batch", "example" or "pass", got {noise!r}')
+        if noise != "auto" and noise not in DEFAULT_PASSES:
+            raise ValueError(f'noise must be "auto", "batch", "example" or "pass", got {noise!r}')
         if batch_norm not in ("eval", "recalibrate", "batch"):
             raise ValueError(f'batch_norm must be "eval", "recalibrate" or "batch", got {batch_norm!r}')
         if target_stderr is not None and not target_stderr > 0:
@@ -235,18 +269,20 @@ class _Measurement:
                 f'batch_norm="{batch_norm}" needs examples that share their noise, since statistics are taken over '
                 'examples: use noise="batch" or noise="pass", or batch_norm="eval"'
             )
-        self.model, self.noise, self.seed, self.common = model, noise, int(seed), bool(common_noise)
+        self.model, self.seed, self.common = model, int(seed), bool(common_noise)
         self.target = target_stderr
         self.names, self.words = select_parameters(model, parameters)
         self.evaluation = Evaluation(model, metric, batch_norm, forward)
         self.calibration = calibration
         probe = Blocks(data, batch_size or 32, self.seed, augment)
         with self.evaluation.prepared():
+            first = probe.first()
+            if noise == "auto":
+                noise = automatic_noise(self.evaluation, first, self.names)
             if batch_size is None and probe.examples is not None:
-                first = probe.first().batch
-                batch_size = automatic_batch_size(model, self.evaluation, first, noise, probe.examples)
+                batch_size = automatic_batch_size(model, self.evaluation, first.batch, noise, probe.examples)
             self.blocks = Blocks(data, batch_size or 32, self.seed, augment) if not probe.one_pass else probe
-        self.batch_size = batch_size
+        self.noise, self.batch_size = noise, batch_size
         self.max_passes = max_passes or (MOST_PASSES if target_stderr is not None else DEFAULT_PASSES[noise])
         if self.blocks.one_pass:
             if noise == "pass" or (max_passes or 1) > 1:
@@ -319,9 +355,7 @@ class _Measurement:
                     break
         names = self.names
         if self.noise == "example":
-            self.example = ExampleNoise(self.model, self.names)
-            smaller = [(truncated(batch, size - 1), size - 1)] if size > 1 else []
-            self.example.probe(evaluation.outputs, [(batch, size), *smaller])
+            self.example = _example_noise(evaluation, first, self.names)
             names = self.example.shared_names()
         else:
             evaluation.fold(batch)
@@ -426,7 +460,7 @@ class _Measurement:
         place = (number,) if self.noise == "pass" else (number, j)
         generator = _generator(evaluation.device, seed_of(self.seed, *place))
         if self.example is not None:
-            self.example.start(evaluation.source(batch), size, generator, kept.products)
+            self.example.start(evaluation.source(batch), size, generator, kept.products, tiles)
         if self.shared is not None and self.common:
             self.shared.draw(generator)
         if self.first_layer is not None:

@@ -306,7 +306,7 @@ class ExampleNoise(TorchFunctionMode):
         self._drawn: dict[tuple[int, str], Tensor] = {}
         self._source: Tensor | None = None
         self._memo: dict[tuple[int, str], Tensor] = {}
-        self._batch = 0
+        self._batch, self._tiles = 0, 1
         self._handlers: dict[Callable[..., Any], Callable[..., Tensor]] = {
             F.linear: self._linear,
             F.conv1d: self._convolution(F.conv1d),
@@ -362,7 +362,9 @@ class ExampleNoise(TorchFunctionMode):
 
     # ------------------------------------------------------------------------------------------ one evaluation
 
-    def start(self, source: Any, size: int, generator: torch.Generator, memo: dict | None = None) -> None:
+    def start(
+        self, source: Any, size: int, generator: torch.Generator, memo: dict | None = None, tiles: int = 1
+    ) -> None:
         """Begin with another batch.
 
         Args:
@@ -370,9 +372,10 @@ class ExampleNoise(TorchFunctionMode):
             size: Number of examples.
             generator: Where the noise comes from.
             memo: Keeps those products that do not depend on z, for the next time that this batch comes.
+            tiles: How often the batch consists of the same examples; such products are computed for the first of them.
         """
         self._source = source if isinstance(source, Tensor) else None
-        self._batch = size
+        self._batch, self._tiles = size, tiles
         self._generator = generator
         self._memo = {} if memo is None else memo
         self._drawn = {}
@@ -423,31 +426,34 @@ class ExampleNoise(TorchFunctionMode):
             self._drawn[key] = (2 * bits - 1).to(like.device, like.dtype)
         return self._drawn[key]
 
-    def _keep(self, store: dict, key: tuple[int, str], x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """``compute()``, once a batch if ``x`` is the input of the network."""
+    def _keep(self, store: dict, key: tuple[int, str], x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """``compute(x)``; where ``x`` is the input of the network, once a batch and for the first of its tiles only."""
         if not _is_source(x, self._source):
-            return compute()
+            return compute(x)
         if key not in store:
-            store[key] = compute()
+            store[key] = compute(x[: len(x) // self._tiles])
         return store[key]
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         sigma = self._sigma
         out = self._mean(x, weight, bias, F.linear)
         plan = self._plan.get(id(weight))
-        if plan == "independent":
-            key = (id(weight), "std")
-            std = self._keep(self._memo, key, x, lambda: F.linear(x * x, weight * weight).sqrt_())
-            out = torch.addcmul(out, std, self._normals(weight, "xi", out.shape, out), value=sigma)
-        elif plan == "flipout":
+        if plan == "flipout":
             out = torch.add(out, self._flipout(F.linear, x, weight, x.dim() - 1, x.dim() - 1), alpha=sigma)
+        elif plan == "independent":
+            key = (id(weight), "std")
+            std = self._keep(self._memo, key, x, lambda y: F.linear(y * y, weight * weight).sqrt_())
+            xi = self._normals(weight, "xi", (len(x) // len(out), *out.shape), out)
+            out = torch.addcmul(out, std, xi, value=sigma).flatten(0, 1)
+        elif len(out) < len(x):
+            out = out.repeat(self._tiles, 1)
         return self._add_bias_noise(out, bias, -1)
 
     def _mean(self, x: Tensor, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor]) -> Tensor:
         """The product without noise, kept for a first layer unless noise shared by the batch moves its parameters."""
         if any(self._plan.get(id(parameter)) == "shared" for parameter in (weight, bias)):
             return product(x, weight, bias)
-        return self._keep(self._memo, (id(weight), "mean"), x, lambda: product(x, weight, bias))
+        return self._keep(self._memo, (id(weight), "mean"), x, lambda y: product(y, weight, bias))
 
     def _convolution(self, convolution: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def noisy(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -464,7 +470,7 @@ class ExampleNoise(TorchFunctionMode):
     ) -> Tensor:
         """The change r * product(s * x, z * w) for signs r, s of each example and the batch's z."""
 
-        def compute() -> Tensor:
+        def compute(x: Tensor) -> Tensor:
             z = self._normals(weight, "z", weight.shape, weight)
             s = self._signs(weight, "s", (self._batch, x.shape[axis]), x)
             r = self._signs(weight, "r", (self._batch, weight.shape[0]), x)

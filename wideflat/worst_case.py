@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from wideflat.blocks import Block, Blocks
 from wideflat.energy_profile import LocalEnergy
 from wideflat.evaluation import Evaluation, Forward, Metric, loss_metric
-from wideflat.local_energy import architecture, automatic_batch_size, check_sigmas
+from wideflat.local_energy import architecture, check_sigmas, whole_passes
 from wideflat.perturbation import Selection, SharedNoise, select_parameters
 from wideflat.progress import Progress
 
@@ -94,22 +94,16 @@ def worst_case(
     names, words = select_parameters(model, parameters)
     evaluation = Evaluation(model, metric, batch_norm, forward)
     ascent = Evaluation(model, objective, batch_norm, forward)
-    with evaluation.prepared():
-        blocks = Blocks(data, batch_size or 128, seed)
-        if batch_size is None and blocks.examples is not None:
-            first = blocks.first().batch
-            batch_size = automatic_batch_size(model, evaluation, first, "pass", blocks.examples)
-            blocks = Blocks(data, batch_size, seed)
-        if blocks.one_pass:
-            raise ValueError("data is an iterator, which can be gone through only once; give a list or a DataLoader")
-        with SharedNoise(model, names) as change, Progress("worst case", enabled=progress) as bar:
-            search = _Ascent(evaluation, ascent, change, names, scale, steps, bar)
-            totals, base, sizes = np.zeros(len(radii)), 0.0, 0
-            for group in _groups(blocks, noise):
-                value, size = search.totals(group, 0.0)
-                base += value
-                sizes += size
-                totals += search.climb(group, radii)
+    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
+    shown = Progress("worst case", enabled=progress)
+    with evaluation.prepared(), SharedNoise(model, names) as change, shown as bar:
+        search = _Ascent(evaluation, ascent, change, names, scale, steps, bar)
+        totals, base, sizes = np.zeros(len(radii)), 0.0, 0
+        for group in _groups(blocks, noise):
+            value, size = search.totals(group, 0.0)
+            base += value
+            sizes += size
+            totals += search.climb(group, radii)
     return LocalEnergy(
         sigmas=radii,
         mean=(totals - base) / sizes,

@@ -45,8 +45,9 @@ class Command:
     """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
     sigmas: tuple[float, ...] = ()
     """Strengths of the noise; 0, 0.05, ..., 0.5 when left out."""
-    noise: Literal["batch", "example", "pass"] = "batch"
-    """What shares one draw of the noise. All three measure the same; only pass has the spread over perturbations."""
+    noise: Literal["auto", "batch", "example", "pass"] = "auto"
+    """What shares one draw of the noise; auto is example for networks of linear layers, else batch. All measure the
+    same; only pass has the spread over perturbations."""
     metric: Literal["error", "loss"] = "error"
     """What is measured."""
     batch_norm: Literal["eval", "recalibrate", "batch"] = "eval"
