@@ -111,5 +111,12 @@ def test_restarts_are_divided_over_the_subsets(tmp_path):
         "rsgd-slow": 5,
         "esgd": 17,
     }
-    assert [case.setting.align for case in figure.cases] == [False, False, True, True, False]
+    assert [case.label for case in figure.cases if case.setting.align] == ["rsgd-fast", "rsgd-slow"]
     assert [case.setting.dropout for case in Fig6(tmp_path, dropouts=(0.0, 0.5)).cases] == [0.0, 0.5]
+
+
+def test_settings_are_chosen_and_the_longest_comes_last(tmp_path):
+    assert [case.label for case in Fig1(tmp_path).cases][-1] == "rsgd-slow"
+    assert [case.label for case in Fig1(tmp_path, settings=("esgd", "sgd-fast")).cases] == ["esgd", "sgd-fast"]
+    with pytest.raises(ValueError, match="got adam"):
+        Fig1(tmp_path, settings=("adam",))

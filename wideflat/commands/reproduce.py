@@ -73,6 +73,8 @@ class Command:
     """Restarts of each setting of the committee machine (fig1, fig6)."""
     slow_restarts: int | None = None
     """Restarts of rSGD slow (fig1)."""
+    settings: tuple[str, ...] | None = None
+    """Which settings of the committee machine: sgd-fast, sgd-slow, rsgd-fast, esgd, rsgd-slow (fig1)."""
     subsets: int | None = None
     """Training subsets that the restarts are divided over (fig1, fig6)."""
     draws: tuple[Literal["balanced", "random"], ...] | None = None

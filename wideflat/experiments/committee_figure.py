@@ -13,9 +13,10 @@ Tables:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ import torch
 from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
 from wideflat.experiments.correlation import spearman
-from wideflat.experiments.experiment import Comparison, Experiment
+from wideflat.experiments.experiment import Comparison
+from wideflat.experiments.pieces import Answer, PieceExperiment, Workers
 from wideflat.experiments.table import Table
 from wideflat.local_energy import committee_local_energy
 from wideflat.local_entropy import DELTAS, LocalEntropy, local_entropy
@@ -62,12 +64,22 @@ class Group:
     subset: int
 
     @property
+    def name(self) -> str:
+        return f"{self.draw}-{self.subset}-{self.case.label}"
+
+    @property
     def key(self) -> dict[str, object]:
         return {"draw": self.draw, "subset": self.subset, "setting": self.case.label}
 
 
-class CommitteeFigure(Experiment):
+_Measured = tuple[Group, Solutions, dict[str, LocalEntropy | None]]
+
+
+class CommitteeFigure(PieceExperiment):
     """The experiment behind Figures 1 and 6.
+
+    A training of many restarts is spread over the cores by itself, so on one machine everything is computed in this
+    process, unless a number of workers is asked for. On a cluster each setting on each subset is a job.
 
     Args:
         folder: Where everything goes.
@@ -104,21 +116,52 @@ class CommitteeFigure(Experiment):
     # ---- compute
 
     def groups(self) -> Iterator[Group]:
-        """All cases on all training subsets, cheap ones of every case first."""
-        for draw in self.draws:
-            for subset in range(self.subsets):
-                for case in self.cases:
+        """All cases on all training subsets, one case after the other: the last may take much longer than the rest."""
+        for case in self.cases:
+            for draw in self.draws:
+                for subset in range(self.subsets):
                     yield Group(case, draw, subset)
+
+    def distribute(self, workers: Workers, options: Mapping[str, Any]) -> None:
+        """Let other processes compute the pieces, where that is better."""
+        if workers.engine != "local" or workers.count is not None:
+            super().distribute(workers, options)
 
     def compute(self) -> None:
         """Train and measure each group, write the tables after each: what is there can always be drawn."""
-        done: list[tuple[Group, Solutions, dict[str, LocalEntropy | None]]] = []
+        lost: set[str] = set()
+        if self.workers is not None:
+            missing = [group.name for group in self.groups() if not self._is_there(group)]
+            answers = self.ask_workers(missing, self._write_what_is_there)
+            lost = {name for name, answer in answers.items() if answer.state == "failed"}
+        done: list[_Measured] = []
         for group in self.groups():
-            solutions = self._train(group)
-            done.append(
-                (group, solutions, {method: self._entropy(group, solutions, method) for method in self.methods})
-            )
-            self._write_tables(done)
+            if group.name not in lost:
+                done.append(self._do(group))
+                self._write_tables(done)
+        self.report_lost()
+
+    def do_piece(self, name: str) -> Answer:
+        """Train and measure the group of this name."""
+        for group in self.groups():
+            if group.name == name:
+                self._do(group)
+                return Answer("done")
+        raise ValueError(f"{self.name} has no setting {name!r}")
+
+    def _do(self, group: Group) -> _Measured:
+        solutions = self._train(group)
+        return group, solutions, {method: self._entropy(group, solutions, method) for method in self.methods}
+
+    def _is_there(self, group: Group) -> bool:
+        """Whether a group is trained and measured."""
+        if not (path := self._path(group, ".npz")).exists():
+            return False
+        curves = [self._path(group, f"-{method}.npz") for method in self.methods]
+        return all(curve.exists() for curve in curves) or not any(Solutions.load(path).solved)
+
+    def _write_what_is_there(self) -> None:
+        self._write_tables([self._do(group) for group in self.groups() if self._is_there(group)])
 
     def _path(self, group: Group, ending: str) -> Path:
         return self.folder / "solutions" / f"{group.draw}-{group.subset}" / f"{group.case.label}{ending}"
@@ -162,7 +205,7 @@ class CommitteeFigure(Experiment):
         curves.save(path)
         return curves
 
-    def _write_tables(self, done: Sequence[tuple[Group, Solutions, dict[str, LocalEntropy | None]]]) -> None:
+    def _write_tables(self, done: Sequence[_Measured]) -> None:
         about = self.provenance(size=self.size, settings={g.case.label: _options(g.case.setting) for g, _, _ in done})
         restarts = Table(
             ["draw", "subset", "setting", "seed", "epochs", "stop", "reached", "errors_before", "train_errors"]
