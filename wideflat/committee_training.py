@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wideflat.committee import Interrupted, Setting, Solutions, balanced_error, errors
+from wideflat.committee_mixing import largest_coefficient, mixing, movement, spread
 from wideflat.data.patterns import Patterns
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
@@ -56,7 +58,10 @@ _START, _ORDER, _DROPOUT, _NOISE, _POLISH = range(5)
 _GROUP = 128
 
 #: Columns of the Gram matrix that are added at a time. The accumulators then stay in registers.
-_COLUMNS = 96
+_COLUMNS = 112
+
+#: Rows without a coefficient are left out when fewer than this share of the rows have one.
+_SPARSE = 0.75
 
 #: Seconds between two checkpoints.
 _CHECKPOINT_INTERVAL = 30.0
@@ -147,19 +152,29 @@ def align(weights: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- the inner step
 
 
-def _coefficients(
-    z: Tensor, target: Tensor, tanh_beta: float, omega: float, rate: float, mask: Tensor | None
-) -> Tensor:
-    """-rate times the derivative of the loss, summed over the mini-batch, by the pre-activations z (n, H, B)."""
-    root = math.sqrt(z.shape[1])
-    s = torch.sigmoid(z.mul_(2 * tanh_beta))  # tanh(b z) = 2 s - 1, and its derivative by b z is 4 s (1 - s)
-    if mask is None:
-        x = s.sum(dim=1).mul_(2 / root).sub_(z.shape[1] / root).mul_(target)
+class _Batch(NamedTuple):
+    """A mini-batch of every network, padded with the pattern of zeros to a multiple of 16 patterns."""
+
+    patterns: Tensor  # by their numbers, (n, B')
+    rows: Tensor  # those that are not padding, once for every unit, for embedding_bag: (n H B,)
+    inside: Tensor  # -4 omega target / sqrt(H), (n, B')
+    outside: Tensor  # 4 rate beta target / sqrt(H), (n, B')
+    mask: Tensor | None  # dropout, (n, H, B')
+
+
+def _coefficients(u: Tensor, batch: _Batch) -> Tensor:
+    """-rate times the derivative of the summed loss by the pre-activations z (n, H, B'), from u = 2 beta z.
+
+    With s = sigmoid(u), tanh(beta z) = 2 s - 1, and its derivative by beta z is 4 s (1 - s). Overwrites u.
+    """
+    s = u.sigmoid_()
+    if batch.mask is None:
+        half = s.sum(dim=1).sub_(s.shape[1] / 2)
     else:
-        x = s.mul(2).sub_(1).mul_(mask).sum(dim=1).div_(root).mul_(target)
-    slope = x.mul_(-2 * omega).sigmoid_().mul_(target).mul_(4 * rate * tanh_beta / root)
+        half = s.sub(0.5).mul_(batch.mask).sum(dim=1)
+    slope = half.mul_(batch.inside).sigmoid_().mul_(batch.outside)
     c = s.addcmul_(s, s, value=-1).mul_(slope.unsqueeze(1))
-    return c if mask is None else c.mul_(mask)
+    return c if batch.mask is None else c.mul_(batch.mask)
 
 
 def _padded(size: int, unit: int = 32) -> int:
@@ -196,6 +211,7 @@ class _Form:
         self.target = _pad(targets.to(dtype), self.P)
         self.y, self.hidden = setting.num_replicas, setting.hidden
         self.rate = setting.gradient_scale / setting.batch_size
+        self.batch_size = min(setting.batch_size, self.num_patterns)
         self.restarts = 0
         self.seeds: Sequence[int] = ()  # of the restarts, for the noise of the direct form
         self.noise = 0.0  # variance of the noise that w has still to get at the refresh, for the Gram form
@@ -206,21 +222,21 @@ class _Form:
             self.state[name] = shaped[list(rows)].flatten(0, 1)
         self.restarts = len(rows)
 
-    def batches(self) -> list[slice]:
-        size = self.setting.batch_size
-        return [slice(start, min(start + size, self.num_patterns)) for start in range(0, self.num_patterns, size)]
-
-    def present(self, orders: Tensor, masks: Tensor | None, batch: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The patterns of a mini-batch (n, B), the same with padding, and their dropout mask with padding."""
-        index = orders[:, batch]
-        size = _padded(index.shape[1], 16)
-        return index, _pad(index, size, self.num_patterns), None if masks is None else _pad(masks[..., batch], size)
-
-    def coefficients(self, z: Tensor, index: Tensor, epoch: int, lr: float, masks: Tensor | None) -> Tensor:
-        """Coefficients of the patterns ``index`` (n, B) in an update with learning rate ``lr``."""
-        setting = self.setting
-        rate = lr * self.rate
-        return _coefficients(z, self.target[index], setting.tanh_beta(epoch), setting.omega(epoch), rate, masks)
+    def present(self, orders: Tensor, masks: Tensor | None, epoch: int, lr: float) -> list[_Batch]:
+        """The mini-batches of a pass over the patterns in the orders (n, P), for updates with learning rate ``lr``."""
+        setting, n, B, H = self.setting, len(orders), self.batch_size, self.hidden
+        count = -(-self.num_patterns // B)
+        index = _pad(orders, count * B, self.num_patterns).view(n, count, B).transpose(0, 1)
+        rows = index.int().unsqueeze(2).expand(count, n, H, B).reshape(count, -1)
+        index = _pad(index, _padded(B, 16), self.num_patterns).contiguous()
+        target = self.target[index] * (4 / math.sqrt(H))
+        inside = target * -setting.omega(epoch)
+        outside = target * (lr * self.rate * setting.tanh_beta(epoch))
+        if masks is None:
+            return [_Batch(*parts, None) for parts in zip(index, rows, inside, outside, strict=True)]
+        masks = _pad(masks, count * B).view(n, H, count, B).movedim(2, 0)
+        masks = _pad(masks, _padded(B, 16)).contiguous()
+        return [_Batch(*parts) for parts in zip(index, rows, inside, outside, masks, strict=True)]
 
     def _wrong(self, z: Tensor) -> Tensor:
         votes = (z[..., : self.num_patterns] >= 0).sum(dim=1) * 2 > self.hidden
@@ -242,7 +258,8 @@ class _Gram(_Form):
     * rsgd: one tensor V with columns A | I | J | C | M of normalised w = M w_start + C X, where M (y columns) mixes the
       replicas at the last refresh, I = M w_start X^T and J = M w_start w_start^T. All of it is linear in w, so the
       elastic step acts on all columns alike; |w|^2 = C . (A + I) + M . J.
-    * esgd: V = A | C | M of normalised w; the explorer is w' = a w + f S with S = A | C.
+    * esgd: A, C, M of normalised w. The explorer is w' = e w + f S, where S begins at zero and is kept as its
+      pre-activations alone: the coordinates of mu follow from the steps at the end of the inner loop.
     """
 
     def __init__(self, setting: Setting, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
@@ -277,10 +294,7 @@ class _Gram(_Form):
             v[..., 3 * P + y : 3 * P + 2 * y] = torch.eye(y, dtype=self.dtype).repeat(self.restarts, 1).unsqueeze(1)
             state |= {"v": v}
         else:
-            v = a.new_zeros(n, H, _padded(2 * P + 1))
-            v[..., :P] = a
-            v[..., 2 * P] = 1
-            state |= {"v": v, "s": a.new_zeros(n, H, 2 * P), "q": a.new_zeros(n, H, 2 * P), "d": a.new_zeros(n, 1)}
+            state |= {"a": a, "c": torch.zeros_like(a), "m": a.new_ones(n, H, 1), "d": a.new_zeros(n, 1)}
         self.state = state
 
     def _coordinates(self) -> tuple[Tensor, Tensor]:
@@ -289,10 +303,10 @@ class _Gram(_Form):
         if self.setting.algorithm == "sgd":
             c = self.state["c"]
             return c, c.new_ones(len(c), self.hidden, 1)
+        if self.setting.algorithm == "esgd":
+            return self.state["c"], self.state["m"]
         v = self.state["v"]
-        if self.setting.algorithm == "rsgd":
-            return v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y : 3 * P + 2 * y]
-        return v[..., P : 2 * P], v[..., 2 * P : 2 * P + 1]
+        return v[..., 2 * P + y : 3 * P + y], v[..., 3 * P + y : 3 * P + 2 * y]
 
     def _expand(self, c: Tensor, m: Tensor, rows: Sequence[int]) -> Tensor:
         """M w_start + C X of some restarts, (r, y, H, N)."""
@@ -315,6 +329,8 @@ class _Gram(_Form):
         """A of the first replica, normalised where that is not implied."""
         if self.setting.algorithm == "sgd":
             return self.state["a"] / self.state["norm2"].sqrt()
+        if self.setting.algorithm == "esgd":
+            return self.state["a"]
         return self.state["v"][:: self.y, :, : self.P]
 
     def errors(self) -> Tensor:
@@ -345,55 +361,53 @@ class _Gram(_Form):
         step = getattr(self, f"_{self.setting.algorithm}_epoch")
         step(epoch, orders, masks)
 
-    def _add_rows(self, a: Tensor, index: Tensor, c: Tensor) -> bool:
-        """Add c (n, H, B) times rows of the Gram matrix to a (n, H, P), in place; False if all c are zero.
+    def _add_rows(self, a: Tensor, batch: _Batch, c: Tensor) -> bool:
+        """Add c (n, H, B') times rows of the Gram matrix to a (n, H, P), in place; False if all c are zero.
 
         The sums run in the order of the mini-batch in both branches, and adding a zero changes nothing, so the
         branches agree bit for bit.
         """
-        n, B = index.shape
-        H, c = self.hidden, c[..., :B]
-        if self.measure or self.active < 0.5:
-            mask = c.abs().amax(dim=1) > 0
-            count = mask.sum(dim=1)
+        n, H, B = len(c), self.hidden, self.batch_size
+        if self.measure or self.active < _SPARSE:
+            some = c.abs().amax(dim=1) > 0
+            count = some.sum(dim=1)
             total = int(count.sum())
             if self.measure:
                 self.active, self.measure = total / max(n * B, 1), False
             if total == 0:
                 return False
-            if self.active < 0.5:
-                rows = index[mask]
-                offsets = count.cumsum(0).sub_(count)
-                coefficients = c.transpose(1, 2)[mask].t().contiguous()
-                for h in range(H):
-                    a[:, h] += torch.embedding_bag(self.gram, rows, offsets, False, 0, False, coefficients[h])[0]
+            if self.active < _SPARSE:
+                chosen = some.view(-1).nonzero().squeeze(1)
+                rows = batch.patterns.view(-1)[chosen].repeat(H)
+                first = count.cumsum(0).sub_(count)
+                offsets = (torch.arange(0, H * total, total).unsqueeze(1) + first).view(-1)
+                weights = c.transpose(1, 2).reshape(-1, H)[chosen].t().reshape(-1)
+                for (start, end), table in zip(self.blocks, self.tables, strict=True):
+                    out = torch.embedding_bag(table, rows, offsets, False, 0, False, weights)[0]
+                    a[..., start:end] += out.view(H, n, end - start).transpose(0, 1)
                 return True
-        rows = index.int().unsqueeze(1).expand(n, H, B).reshape(-1)
         offsets = torch.arange(0, n * H * B, B, dtype=torch.int32)
-        flat = c.reshape(-1)
+        weights = c[..., :B].reshape(-1)
         for (start, end), table in zip(self.blocks, self.tables, strict=True):
-            out = torch.embedding_bag(table, rows, offsets, False, 0, False, flat)[0]
+            out = torch.embedding_bag(table, batch.rows, offsets, False, 0, False, weights)[0]
             a[..., start:end] += out.view(n, H, end - start)
         return True
 
     def _sgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
         a, c, norm2 = (self.state[name] for name in ("a", "c", "norm2"))
-        n, H = len(a), self.hidden
-        orders, masks = orders[:, 0], None if masks is None else masks[:, 0]
-        for batch in self.batches():
-            index, padded, mask = self.present(orders, masks, batch)
-            wide = padded.unsqueeze(1).expand(n, H, -1)
+        n, H, slope = len(a), self.hidden, 2 * self.setting.tanh_beta(epoch)
+        for batch in self.present(orders[:, 0], None if masks is None else masks[:, 0], epoch, self.setting.lr):
+            wide = batch.patterns.unsqueeze(1).expand(n, H, -1)
             norm = norm2.sqrt()
             before = a.gather(2, wide)
-            dc = self.coefficients(before / norm, padded, epoch, self.setting.lr, mask).mul_(norm)
-            dc = F.hardshrink(dc, self.threshold)
-            if self._add_rows(a, index, dc):
+            dc = F.hardshrink(_coefficients(before * (slope / norm), batch).mul_(norm), self.threshold)
+            if self._add_rows(a, batch, dc):
                 c.scatter_add_(2, wide, dc)
                 norm2 += before.add_(a.gather(2, wide)).mul_(dc).sum(dim=2, keepdim=True)
 
     def _rsgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
         P, y, H, r = self.P, self.y, self.hidden, self.restarts
-        setting, batches, v = self.setting, self.batches(), self.state["v"]
+        setting, v, slope = self.setting, self.state["v"], 2 * self.setting.tanh_beta(epoch)
         n = len(v)
         by_restart = v.view(r, y, H, -1)
         a, i, j = v[..., :P], v[..., P : 2 * P], v[..., 2 * P : 2 * P + y]
@@ -401,15 +415,14 @@ class _Gram(_Form):
         orders = orders.reshape(n, -1)
         masks = None if masks is None else masks.reshape(n, H, -1)
         strength = setting.lr * setting.period * setting.gamma(epoch)
+        batches = self.present(orders, masks, epoch, setting.lr)
         for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
-            index, padded, mask = self.present(orders, masks, batch)
-            wide = padded.unsqueeze(1).expand(n, H, -1)
-            dc = self.coefficients(a.gather(2, wide), padded, epoch, setting.lr, mask)
-            dc = F.hardshrink(dc, self.threshold)
+            wide = batch.patterns.unsqueeze(1).expand(n, H, -1)
+            dc = F.hardshrink(_coefficients(a.gather(2, wide).mul_(slope), batch), self.threshold)
             coupled = number % setting.period == 0
             if coupled:
                 by_restart.lerp_(by_restart.mean(dim=1, keepdim=True), strength)
-            moved = self._add_rows(a, index, dc)
+            moved = self._add_rows(a, batch, dc)
             if moved:
                 c.scatter_add_(2, wide, dc)
             if moved or coupled:
@@ -417,56 +430,71 @@ class _Gram(_Form):
                 v.mul_(norm2.rsqrt_())
 
     def _esgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
-        P, H = self.P, self.hidden
-        setting, batches = self.setting, self.batches()
-        v, s, q = (self.state[name] for name in ("v", "s", "q"))
-        n, L = len(v), setting.inner_steps
+        setting, H, L = self.setting, self.hidden, self.setting.inner_steps
+        a, c, m = (self.state[name] for name in ("a", "c", "m"))
+        n, slope = len(a), 2 * setting.tanh_beta(epoch)
         eta, alpha = setting.lr, setting.alpha
         k = setting.inner_lr * setting.gamma(epoch)
-        one = v.new_ones(n, H, 1)
-        for outer in range(len(batches)):
-            s.zero_()
-            q.zero_()
-            a, f, overlap, in_mean = one, one, one, alpha**L * one  # w' = a w + f S; w'.w; mu = in_mean w + Q
+        pull = a.new_tensor([k, 0, k]).view(3, 1, 1, 1)
+        s, q, q_c = torch.empty_like(a), torch.empty_like(a), torch.empty_like(a)
+        number, num_batches = 0, -(-self.num_patterns // self.batch_size)
+        for outer in range(num_batches):
+            for tensor in (s, q, q_c):
+                tensor.zero_()
+            # the explorer is w' = e w + f S; its mean mu = in_mean w + Q; overlap = w . w'
+            factors = a.new_ones(3, n, H, 1)
+            e, f, overlap = factors
+            in_mean = a.new_full((n, H, 1), alpha**L)
+            shares, taken, steps = [], [], []
             for inner in range(L):
-                which, batch = divmod(outer * L + inner, len(batches))
-                masks_now = None if masks is None else masks[:, which]
-                index, padded, mask = self.present(orders[:, which], masks_now, batches[batch])
-                wide = padded.unsqueeze(1).expand(n, H, -1)
-                w = v[..., :P].gather(2, wide)
-                in_s = s[..., :P].gather(2, wide)
-                z = torch.addcmul(w * a, in_s, f)
-                dc = F.hardshrink(self.coefficients(z, padded, epoch, setting.inner_lr, mask), self.threshold)
-                # v' = (1 - k) w' + k w + dc X, unnormalised
-                a, f = (1 - k) * a + k, (1 - k) * f
-                norm2 = (1 - k) ** 2 + k**2 + 2 * k * (1 - k) * overlap
-                overlap = (1 - k) * overlap + k
-                scaled = dc / f
-                if self._add_rows(s[..., :P], index, scaled):
-                    s[..., P:].scatter_add_(2, wide, scaled)
-                    in_s += s[..., :P].gather(2, wide)
-                    norm2 = norm2 + torch.addcmul(w * (2 * a), in_s, f).mul_(dc).sum(dim=2, keepdim=True)
-                    overlap = overlap + w.mul_(dc).sum(dim=2, keepdim=True)
+                which, position = divmod(number, num_batches)
+                if position == 0:
+                    masks_now = None if masks is None else masks[:, which]
+                    batches = self.present(orders[:, which], masks_now, epoch, setting.inner_lr)
+                batch = batches[position]
+                number += 1
+                wide = batch.patterns.unsqueeze(1).expand(n, H, -1)
+                w, in_s = a.gather(2, wide), s.gather(2, wide)
+                sloped = factors[:2] * slope
+                dc = _coefficients((w * sloped[0]).addcmul_(in_s, sloped[1]), batch)
+                dc = F.hardshrink(dc, self.threshold)
+                # w' <- (1 - k) w' + k w + dc X, normalised below
+                torch.add(pull, factors, alpha=1 - k, out=factors)
+                norm2 = overlap.mul(2 * k).add_(1 - 2 * k)
+                step = dc / f
+                if self._add_rows(s, batch, step):
+                    along = (w * dc).sum(dim=2, keepdim=True)
+                    own = in_s.add_(s.gather(2, wide)).mul_(dc).sum(dim=2, keepdim=True)
+                    norm2.addcmul_(e, along, value=2).addcmul_(f, own)
+                    overlap += along
+                    taken.append(inner)
+                    steps.append((batch.patterns, step))
                 weight = (1 - alpha) * alpha ** (L - 1 - inner)
-                in_mean = in_mean + weight * a
-                q.addcmul_(s, weight * f)
-                norm = norm2.sqrt()
-                a, f, overlap = a / norm, f / norm, overlap / norm
-            w_q = (v[..., :P] * q[..., P:]).sum(dim=2, keepdim=True)
-            q_q = (q[..., :P] * q[..., P:]).sum(dim=2, keepdim=True)
+                in_mean.add_(e, alpha=weight)
+                shares.append(f * weight)
+                q.addcmul_(s, shares[-1])
+                factors /= norm2.sqrt_()
+            if steps:  # a step is in S from then on, so it is in Q with all later shares
+                later = torch.cat(shares, dim=2).flip(2).cumsum(2).flip(2)[..., taken].unsqueeze(3)
+                all_steps = torch.stack([step for _, step in steps], dim=2).mul_(later).flatten(2)
+                index = torch.cat([index for index, _ in steps], dim=1)
+                q_c.scatter_add_(2, index.unsqueeze(1).expand(n, H, -1), all_steps)
+            w_q = (a * q_c).sum(dim=2, keepdim=True)
+            q_q = (q * q_c).sum(dim=2, keepdim=True)
             away = 1 - in_mean
-            if outer == len(batches) - 1:
+            if outer == num_batches - 1:
                 self.state["d"] = (away**2 - 2 * away * w_q + q_q).sum(dim=1) / 2
             keep = 1 - eta * away
             norm = (keep**2 + 2 * eta * keep * w_q + eta**2 * q_q).sqrt()
-            v.mul_(keep / norm)
-            v[..., : 2 * P].addcmul_(q, eta / norm)
+            kept, added = keep / norm, eta / norm
+            a.mul_(kept).addcmul_(q, added)
+            c.mul_(kept).addcmul_(q_c, added)
+            m.mul_(kept)
         # noise of inner step l reaches w with the weight eta sum_{l' >= l} (1 - alpha) alpha^(L-1-l') (1 - k)^(l'-l)
         reach = 0.0
         for inner in range(L):
-            later = range(inner, L)
-            reach += sum((1 - alpha) * alpha ** (L - 1 - i) * (1 - k) ** (i - inner) for i in later) ** 2
-        self.noise += len(batches) * eta**2 * setting.inner_lr * setting.epsilon**2 * reach
+            reach += sum((1 - alpha) * alpha ** (L - 1 - i) * (1 - k) ** (i - inner) for i in range(inner, L)) ** 2
+        self.noise += num_batches * eta**2 * setting.inner_lr * setting.epsilon**2 * reach
 
 
 class _Direct(_Form):
@@ -493,52 +521,52 @@ class _Direct(_Form):
         w = self.state["w"].view(self.restarts, self.y, self.hidden, self.N)
         return (w - w.mean(dim=1, keepdim=True)).square_().sum(dim=(1, 2, 3)) / (2 * self.y)
 
-    def _step(self, w: Tensor, orders: Tensor, masks: Tensor | None, batch: slice, epoch: int, lr: float) -> Tensor:
+    def _step(self, w: Tensor, batch: _Batch, epoch: int) -> Tensor:
         """The update -lr grad of networks w (n, H, N) on their mini-batches. The products run one network at a time,
         so that the result cannot depend on the others.
         """
-        index, padded, mask = self.present(orders, masks, batch)
-        rows = [self.x[one] for one in index]
+        rows = [self.x[one] for one in batch.patterns]
         z = torch.stack([one @ row.T for one, row in zip(w, rows, strict=True)])
-        c = self.coefficients(_pad(z, padded.shape[1]), padded, epoch, lr, mask)[..., : index.shape[1]].contiguous()
+        c = _coefficients(z.mul_(2 * self.setting.tanh_beta(epoch)), batch)
         return torch.stack([one @ row for one, row in zip(c, rows, strict=True)])
 
     def epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
-        setting, batches, w = self.setting, self.batches(), self.state["w"]
+        setting, w = self.setting, self.state["w"]
         n, H = len(w), self.hidden
         if setting.algorithm == "esgd":
             self._esgd_epoch(epoch, orders, masks)
             return
-        orders = orders.reshape(n, -1)
         masks = None if masks is None else masks.reshape(n, H, -1)
         by_restart = w.view(self.restarts, self.y, H, -1)
         strength = setting.lr * setting.period * setting.gamma(epoch)
+        batches = self.present(orders.reshape(n, -1), masks, epoch, setting.lr)
         for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
-            dw = self._step(w, orders, masks, batch, epoch, setting.lr)
+            dw = self._step(w, batch, epoch)
             if self.y > 1 and number % setting.period == 0:
                 by_restart.lerp_(by_restart.mean(dim=1, keepdim=True), strength)
             w += dw
             w /= w.norm(dim=-1, keepdim=True)
 
     def _esgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
-        setting, batches, w = self.setting, self.batches(), self.state["w"]
+        setting, w = self.setting, self.state["w"]
         L, alpha = setting.inner_steps, setting.alpha
         k = setting.inner_lr * setting.gamma(epoch)
         size = math.sqrt(setting.inner_lr) * setting.epsilon
         noise = [_generator(seed, _NOISE, epoch) for seed in self.seeds] if size else []
-        for outer in range(len(batches)):
+        passes = ((orders[:, p], None if masks is None else masks[:, p]) for p in range(orders.shape[1]))
+        batches = [batch for one in passes for batch in self.present(*one, epoch, setting.inner_lr)]
+        outer_steps = len(batches) // L
+        for outer in range(outer_steps):
             explorer, mean = w.clone(), w.clone()
-            for inner in range(L):
-                which, batch = divmod(outer * L + inner, len(batches))
-                now = None if masks is None else masks[:, which]
-                step = self._step(explorer, orders[:, which], now, batches[batch], epoch, setting.inner_lr)
+            for batch in batches[outer * L : (outer + 1) * L]:
+                step = self._step(explorer, batch, epoch)
                 explorer.lerp_(w, k).add_(step)
                 for one, generator in zip(explorer, noise, strict=True) if size else ():
                     drawn = generator.standard_normal((self.hidden, self.num_inputs), dtype=np.float32)
                     one[:, : self.num_inputs] += size * torch.from_numpy(drawn)
                 mean.lerp_(explorer, 1 - alpha)
                 explorer /= explorer.norm(dim=-1, keepdim=True)
-            if outer == len(batches) - 1:
+            if outer == outer_steps - 1:
                 self.state["d"] = (w - mean).square().sum(dim=(1, 2)).unsqueeze(1) / 2
             w.lerp_(mean, setting.lr)
             w /= w.norm(dim=-1, keepdim=True)
@@ -602,14 +630,25 @@ class _Job:
         block = max(1, 16 // (setting.num_replicas * setting.inner_steps))
         epoch = group[0].epoch
         orders: dict[int, Tensor] = {}
+        ahead: list[_Restart] = []  # those that have skipped the epochs until the next refresh
         fresh = False
-        while group and not self.cancel.is_set():
+        while (group or ahead) and not self.cancel.is_set():
             if not fresh or epoch % self.refresh == 0:
                 if fresh:
                     self._publish(group, form, epoch)
+                group, ahead = group + ahead, []
                 weights = torch.stack([restart.weights for restart in group])
                 if setting.align and setting.num_replicas > 1 and epoch % self.refresh == 0:
                     weights = torch.stack([align(w) for w in weights])
+                skipped = self._skip(group, weights, form, epoch) if epoch % self.refresh == 0 else []
+                if skipped:
+                    ahead = [group[row] for row in skipped if not group[row].stop]
+                    kept = [row for row in range(len(group)) if row not in set(skipped)]
+                    group, weights, orders = [group[row] for row in kept], weights[kept], {}
+                    if not group:
+                        epoch, fresh = epoch + self.refresh, False
+                        self.at[threading.get_ident()] = epoch
+                        continue
                 form.load(weights)
                 fresh = True
             form.seeds = [restart.seed for restart in group]
@@ -639,6 +678,43 @@ class _Job:
                 group = [group[row] for row in kept]
                 orders = {e: rows[kept] for e, rows in orders.items()}
                 form.select(kept)
+                if not group:  # the next refresh is that of those ahead
+                    epoch, fresh = _padded(epoch, self.refresh), False
+
+    def _skip(self, group: list[_Restart], weights: Tensor, form: _Gram | _Direct, epoch: int) -> list[int]:
+        """Take the restarts of rSGD that have no gradient until the next refresh there; their rows.
+
+        Decided for each restart from its own weights, so that it does not depend on its neighbours.
+        """
+        setting = self.setting
+        if setting.algorithm != "rsgd" or setting.stop != "distance" or setting.dropout or not isinstance(form, _Gram):
+            return []
+        epochs = min(self.refresh, setting.max_epochs - epoch)
+        ends = (epoch, epoch + epochs - 1)
+        inputs, targets = self.patterns.inputs.double(), self.patterns.targets.double()
+        num_batches = -(-len(inputs) // setting.batch_size)
+        skipped = []
+        for row, restart in enumerate(group):
+            w = weights[row].double()
+            z = (w.flatten(0, 1) @ inputs.T).view(1, *w.shape[:2], -1)
+            if largest_coefficient(setting, z, 0.0, targets, ends).item() > form.threshold / 2:
+                continue
+            overlaps = torch.einsum("ahi,bhi->hab", w, w).unsqueeze(0)
+            mixtures = mixing(setting, overlaps, epoch, epochs, num_batches)
+            reach = movement(mixtures, z)
+            if largest_coefficient(setting, z, reach, targets, ends).item() > form.threshold / 2:
+                continue
+            skipped.append(row)
+            distances = [spread(mixture, overlaps).item() for mixture in mixtures]
+            taken = next((i + 1 for i, d in enumerate(distances) if d < setting.tolerance), epochs)
+            mixed = torch.einsum("hab,bhi->ahi", mixtures[taken - 1, 0], w)
+            mixed /= mixed.norm(dim=-1, keepdim=True)
+            with self.lock:
+                restart.weights, restart.epoch = mixed.to(self.dtype), epoch + taken
+                if distances[taken - 1] < setting.tolerance or restart.epoch >= setting.max_epochs:
+                    restart.value = distances[taken - 1]
+                    restart.stop = setting.stop if restart.value < setting.tolerance else "max_epochs"
+        return skipped
 
     def _publish(self, group: list[_Restart], form: _Gram | _Direct, epoch: int) -> None:
         """Compute the weights from scratch and put them where a checkpoint finds them."""
