@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -53,21 +54,31 @@ def one_at_a_time(name: str, epochs: int) -> float:
     return (time.perf_counter() - start) / epochs
 
 
-def inner_step(name: str) -> float:
-    """Seconds that the step itself takes for one network of a full group, on one thread: the best of several epochs."""
+def inner_step(name: str) -> tuple[float, float]:
+    """Seconds that the step takes for one network of a full group on one thread, and the sum over rows of G in it.
+
+    The best of several epochs: the first ones, in which all patterns have a gradient.
+    """
     data, setting = dress_coat.load(), SETTINGS[name]
     seeds = range(128 // setting.num_replicas)
     form = _Gram(setting, data.inputs, data.targets, torch.float32)
     orders = torch.from_numpy(np.stack([order(setting, seed, 0, 500) for seed in seeds]))
-    steps = 5 * setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1) * len(seeds)
-    best = float("inf")
+    networks = setting.num_replicas * len(seeds)
+    steps = 5 * (setting.inner_steps if setting.algorithm == "esgd" else 1) * networks
     with torch.inference_mode():
         form.load(torch.stack([initial_weights(setting, seed, 784) for seed in seeds]))
-        for epoch in range(4 if setting.algorithm == "esgd" else 12):
-            start = time.perf_counter()
-            form.epoch(epoch, orders, None)
-            best = min(best, time.perf_counter() - start)
-    return best / steps
+        whole = min(seconds(form.epoch, epoch, orders, None) for epoch in range(4 if name == "esgd" else 15))
+        batch = form.present(orders[:, : setting.num_replicas].reshape(networks, -1), None, 0, setting.lr)[0]
+        a, c = torch.zeros(networks, setting.hidden, form.P), torch.full((networks, setting.hidden, 112), 1e-3)
+        rows = min(seconds(form._add_rows, a, batch, c) for _ in range(15))
+    return whole / steps, rows / networks
+
+
+def seconds(function: Callable[..., object], *arguments: object) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -108,11 +119,15 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     peak = peak_flops()
-    print(f"the inner step alone, 128 networks, 1 thread (peak {peak / 1e9:.0f} Gflop/s):")
+    print(f"the inner step alone, 128 networks, 1 thread (peak {peak / 1e9:.0f} Gflop/s), and its sum over rows of G:")
     for name in arguments.only:
-        seconds = inner_step(name)
-        flops = 2 * SETTINGS[name].hidden * 100 * 500 / seconds
-        print(f"{name:10} {seconds * 1e6:8.1f} {flops / 1e9:8.1f} {flops / peak:8.0%}", flush=True)
+        whole, rows = inner_step(name)
+        flops = 2 * SETTINGS[name].hidden * 100 * 500
+        print(
+            f"{name:10} {whole * 1e6:8.1f} us {flops / whole / peak:5.0%} of peak;"
+            f" sum over rows {rows * 1e6:5.1f} us {flops / rows / peak:5.0%}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

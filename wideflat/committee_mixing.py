@@ -117,4 +117,5 @@ def largest_coefficient(
 def spread(mixture: Tensor, overlaps: Tensor) -> Tensor:
     """Mean over replicas of half the squared distance from the barycenter, from M and O (r, H, y, y); (r,)."""
     apart = mixture - mixture.mean(dim=-2, keepdim=True)
-    return (torch.einsum("rhab,rhbc->rhac", apart, overlaps) * apart).sum(dim=(1, 2, 3)) / (2 * mixture.shape[-1])
+    near = (apart.unsqueeze(-1) * overlaps.unsqueeze(-3)).sum(dim=-2)  # apart @ overlaps, by elements: no restart
+    return (near * apart).sum(dim=(1, 2, 3)) / (2 * mixture.shape[-1])  # can depend on how many there are

@@ -691,29 +691,41 @@ class _Job:
             return []
         epochs = min(self.refresh, setting.max_epochs - epoch)
         ends = (epoch, epoch + epochs - 1)
-        inputs, targets = self.patterns.inputs.double(), self.patterns.targets.double()
-        num_batches = -(-len(inputs) // setting.batch_size)
+        targets = self.patterns.targets.double()
+        inputs = self.patterns.inputs.to(self.dtype)
+
+        def felt(z: Tensor, reach: Tensor | float = 0.0) -> bool:
+            return largest_coefficient(setting, z, reach, targets, ends).item() > form.threshold / 2
+
+        still = {}  # row -> pre-activations of restarts that have no gradient where they are
+        for row, w in enumerate(weights):
+            if not felt(
+                (w[0] @ inputs.T).double().view(1, 1, *w.shape[1:2], -1)
+            ):  # most are known by the first replica
+                z = (w.flatten(0, 1) @ inputs.T).double().view(1, *w.shape[:2], -1)
+                if not felt(z):
+                    still[row] = z
+        if not still:
+            return []
+        starts = {row: weights[row].double() for row in still}
+        overlaps = torch.stack([torch.einsum("ahi,bhi->hab", w, w) for w in starts.values()])
+        mixtures = mixing(setting, overlaps, epoch, epochs, -(-len(inputs) // setting.batch_size))
+        distances = torch.stack([spread(mixture, overlaps) for mixture in mixtures])
         skipped = []
-        for row, restart in enumerate(group):
-            w = weights[row].double()
-            z = (w.flatten(0, 1) @ inputs.T).view(1, *w.shape[:2], -1)
-            if largest_coefficient(setting, z, 0.0, targets, ends).item() > form.threshold / 2:
-                continue
-            overlaps = torch.einsum("ahi,bhi->hab", w, w).unsqueeze(0)
-            mixtures = mixing(setting, overlaps, epoch, epochs, num_batches)
-            reach = movement(mixtures, z)
-            if largest_coefficient(setting, z, reach, targets, ends).item() > form.threshold / 2:
+        for k, (row, z) in enumerate(still.items()):
+            if felt(z, movement(mixtures[:, k : k + 1], z)):
                 continue
             skipped.append(row)
-            distances = [spread(mixture, overlaps).item() for mixture in mixtures]
-            taken = next((i + 1 for i, d in enumerate(distances) if d < setting.tolerance), epochs)
-            mixed = torch.einsum("hab,bhi->ahi", mixtures[taken - 1, 0], w)
+            near = (distances[:, k] < setting.tolerance).nonzero()
+            last = int(near[0]) if len(near) else epochs - 1
+            mixed = torch.einsum("hab,bhi->ahi", mixtures[last, k], starts[row])
             mixed /= mixed.norm(dim=-1, keepdim=True)
+            restart = group[row]
             with self.lock:
-                restart.weights, restart.epoch = mixed.to(self.dtype), epoch + taken
-                if distances[taken - 1] < setting.tolerance or restart.epoch >= setting.max_epochs:
-                    restart.value = distances[taken - 1]
-                    restart.stop = setting.stop if restart.value < setting.tolerance else "max_epochs"
+                restart.weights, restart.epoch = mixed.to(self.dtype), epoch + last + 1
+                if len(near) or restart.epoch >= setting.max_epochs:
+                    restart.value = distances[last, k].item()
+                    restart.stop = setting.stop if len(near) else "max_epochs"
         return skipped
 
     def _publish(self, group: list[_Restart], form: _Gram | _Direct, epoch: int) -> None:
