@@ -92,11 +92,14 @@ class PieceExperiment(Experiment):
         workers: The processes that compute it; None to compute it in this one.
         options_given: What its constructor was given besides folder and quick, so that others can make it again.
         device: Where to compute.
+        pieces_are_locked: Whether a piece is held by who computes it, so that the same command may be started twice and
+            share the work.
     """
 
     workers: Workers | None = None
     options_given: Mapping[str, Any]
     device = "cpu"
+    pieces_are_locked = False
 
     def distribute(self, workers: Workers, options: Mapping[str, Any]) -> None:
         """Let other processes compute the pieces.
@@ -142,7 +145,9 @@ class PieceExperiment(Experiment):
                     on_end=lambda outcome: after_each(),
                 )
                 break
-            except FolderInUse:  # the same command was started twice: the two share the work
+            except FolderInUse:  # the same command was started twice
+                if not self.pieces_are_locked:
+                    raise
                 continue
             except BaseException:
                 for task in tasks:

@@ -100,6 +100,8 @@ class TrainingExperiment(PieceExperiment):
         self._data: dict[str, ImageData] = {}
         self._failed: dict[str, str] = {}
 
+    pieces_are_locked = True
+
     # ---- what an item says
 
     @abc.abstractmethod
