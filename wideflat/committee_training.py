@@ -14,8 +14,10 @@ rounding errors do not pile up.
 
 **Rows that are not needed.** The sum over rows of G is ``embedding_bag``: each restart picks its own rows, nothing is
 copied, the time is proportional to the rows, and the result of one restart is independent of the others bit for bit.
-Coefficients so small that they cannot move a pre-activation by 1/16 of a rounding error are set to zero; when most of
-a mini-batch is like that (late in a run: omega is large, the pattern has a margin), only the others are added.
+Coefficients so small that they cannot move a pre-activation by 1/16 of a rounding error are set to zero; when part of
+a mini-batch is like that (late in a run: omega is large, the pattern has a margin), only the others are added. Where
+no pattern of any replica can have a coefficient until the next refresh, rSGD goes there at once:
+:mod:`wideflat.committee_mixing`.
 
 **Randomness** is a function of (seed of the restart, purpose, epoch), never of a state. So a run can go on from any
 refresh, and restarts can be grouped in any way.
@@ -268,7 +270,8 @@ class _Gram(_Form):
         exact[: self.num_patterns, : self.num_inputs] = inputs
         gram = exact @ exact.T
         self.gram = gram.to(dtype)
-        self.blocks = [(start, min(start + _COLUMNS, self.P)) for start in range(0, self.P, _COLUMNS)]
+        columns = _padded(self.num_patterns, 8)  # the rest is padding, and stays zero
+        self.blocks = [(start, min(start + _COLUMNS, columns)) for start in range(0, columns, _COLUMNS)]
         self.tables = [self.gram[:, start:end].contiguous() for start, end in self.blocks]
         self.largest = float(torch.linalg.eigvalsh(gram)[-1]) * (1 + 1e-6)
         self.threshold = torch.finfo(dtype).eps / 16 / float(gram.diagonal().max())
