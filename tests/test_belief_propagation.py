@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import special
 
-from wideflat.belief_propagation import TAP, Problem, RelaxedBP, UnreducedBP, _evaluate, solve, sweep
+from wideflat.belief_propagation import TAP, Problem, RelaxedBP, UnreducedBP, _anderson, _evaluate, solve, sweep
 from wideflat.channel import vote_channel
 from wideflat.expectation_propagation import FullCovariance
 
@@ -233,6 +233,32 @@ def test_a_point_without_convergence_says_so():
     (point,) = sweep(problem, RelaxedBP(40), [1.0], max_iterations=3)
     assert not point.converged.any()
     assert (point.iterations > 3).all()  # it was tried again
+
+
+def test_what_does_not_converge_is_given_up_in_time():
+    w, x, y = teacher(3, num_inputs=40, patterns=30, seed=4, overlap=0.5)
+    points = list(sweep(Problem.of(w, x, y), RelaxedBP(40), [0.5, 1.0, 2.0], max_iterations=3))
+    assert not any(point.converged.any() for point in points)
+    # once from no messages and four steps of a ladder; not again after a point that failed
+    assert [point.iterations.tolist() for point in points] == [[3 * 6], [3], [3]]
+
+
+def test_steps_shrink_where_there_is_no_progress():
+    """A map that turns in more planes than are remembered: full steps never come nearer, short ones do."""
+    generator = torch.Generator().manual_seed(1)
+    turn = torch.randn(20, 20, dtype=torch.float64, generator=generator)
+    turn = 3 * (turn - turn.T) / math.sqrt(20) - torch.eye(20, dtype=torch.float64)
+
+    def residual_map(index, state):
+        step = state @ turn.T
+        return step, step.abs().amax(-1)
+
+    start = 10 * torch.randn(3, 20, dtype=torch.float64, generator=generator)
+    count = torch.zeros(3, dtype=torch.long)
+    _, residual = _anderson(residual_map, start, 1e-3, 300, count, window=5, patience=1000)
+    assert (residual > 1).all()
+    found, residual = _anderson(residual_map, start, 1e-3, 300, count.zero_(), window=5)
+    assert (residual < 1e-3).all() and (found.abs() < 1e-2).all() and (count < 300).all()
 
 
 def test_patterns_that_are_not_kept_are_no_constraints():

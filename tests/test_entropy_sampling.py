@@ -103,3 +103,5 @@ def test_bad_arguments():
         sample_log_z(kappa, gram, y, 5, 1.0, runs=1)
     with pytest.raises(ValueError, match=r"particles must be >= 10, got 1"):
         sample_log_z(kappa, gram, y, 5, 1.0, particles=1)
+    with pytest.raises(ValueError, match=r"sweeps must be >= 1.*got 0"):
+        sample_log_z(kappa, gram, y, 5, 1.0, sweeps=0)

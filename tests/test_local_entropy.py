@@ -1,13 +1,15 @@
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 import wideflat
+from wideflat.belief_propagation import sweep
 from wideflat.cli import main
-from wideflat.local_entropy import DELTAS, LocalEntropy, legendre, training_errors
+from wideflat.local_entropy import DELTAS, Interrupted, LocalEntropy, legendre, training_errors
 
 
 def committee(hidden=3, num_inputs=50, patterns=30, references=1, seed=0):
@@ -209,6 +211,37 @@ def test_bad_arguments(change, message):
         wideflat.local_entropy(**{"weights": w[0], "inputs": x, "targets": y, **change})
 
 
+def interrupt_after(monkeypatch, points):
+    """Ctrl-C when so many points of a sweep are finished."""
+
+    def interrupted(*arguments):
+        for k, point in enumerate(sweep(*arguments)):
+            if k == points:
+                raise KeyboardInterrupt
+            yield point
+
+    monkeypatch.setattr(sys.modules["wideflat.local_entropy"], "sweep", interrupted)
+
+
+def test_ctrl_c_keeps_the_points_that_are_finished(monkeypatch, tmp_path):
+    w, x, y = committee(references=2)
+    deltas = [0.1, 0.5, 1.0]
+    whole = wideflat.local_entropy(w, x, y, deltas)
+    interrupt_after(monkeypatch, 2)
+    with pytest.raises(Interrupted) as caught:
+        wideflat.local_entropy(w, x, y, deltas, compare=True)
+    curve = caught.value.curve
+    assert curve.status.tolist() == 2 * [["converged", "converged", "not computed"]] and not curve.others
+    torch.testing.assert_close(curve.phi[:, :2], whole.phi[:, :2], rtol=0, atol=0)
+    assert curve.phi[:, 2].isnan().all() and str(curve).endswith("not computed")
+    curve.save(tmp_path / "part.npz")
+    assert LocalEntropy.load(tmp_path / "part.npz").status.tolist() == curve.status.tolist()
+    interrupt_after(monkeypatch, 0)
+    with pytest.raises(Interrupted) as caught:
+        wideflat.local_entropy(w, x, y, deltas)
+    assert caught.value.curve is None
+
+
 class TestCommand:
     @pytest.fixture
     def solutions(self, tmp_path):
@@ -237,6 +270,18 @@ class TestCommand:
         assert out.exists()
         assert main(["local-entropy", str(file), *options[:-6], "--compare", "--sweeps", "3", "--out", str(out)]) == 0
         assert "log Z by method" in capsys.readouterr().out
+
+    def test_ctrl_c_leaves_a_whole_result_alone(self, solutions, monkeypatch, capsys):
+        options = ["local-entropy", str(solutions), "--deltas", "0.1", "1"]
+        assert main(options) == 0
+        interrupt_after(monkeypatch, 1)
+        assert main([*options, "--figure", str(solutions / "part.png")]) == 130
+        printed = capsys.readouterr()
+        assert "not computed" in printed.out and "interrupted" in printed.err and "not converge" not in printed.err
+        assert LocalEntropy.load(solutions / "local_entropy.npz").converged.all()
+        part = LocalEntropy.load(solutions / "local_entropy.interrupted.npz")
+        assert part.converged.tolist() == [[True, False], [True, False]]
+        assert (solutions / "part.png").exists()
 
     def test_training_errors_are_said(self, solutions, capsys):
         with np.load(solutions / "solutions.npz") as archive:

@@ -309,12 +309,14 @@ def sweep(
     closure: Closure,
     deltas: Sequence[float],
     tolerance: float | None = None,
-    max_iterations: int = 1000,
+    max_iterations: int = 300,
 ) -> Iterator[FixedPoint]:
     """The fixed points at growing Delta, each started from the one before.
 
     Where a reference does not converge it is tried again, from no messages and then in smaller steps of Delta from the
     last point that did; if nothing helps its point is not ``converged`` and the next one starts from the last good one.
+    A reference whose last point did not converge either is not tried again: around references with training errors
+    there may be no fixed point to be found, and a curve has to end.
 
     Args:
         problem: The references and the patterns.
@@ -324,12 +326,14 @@ def sweep(
         max_iterations: As for ``solve``.
     """
     good: FixedPoint | None = None  # the last converged point of each reference, as if it had been at good.delta
+    hopeful = torch.ones(problem.kappa.shape[1], dtype=torch.bool, device=problem.kappa.device)
     for delta in deltas:
         point = solve(problem, closure, delta, good, tolerance, max_iterations)
-        failed = (~point.converged).nonzero().squeeze(1)
+        failed = (hopeful & ~point.converged).nonzero().squeeze(1)
         if len(failed):
             _try_again(problem, closure, delta, good, point, failed, tolerance, max_iterations)
         yield point
+        hopeful = point.converged
         failed = (~point.converged).nonzero().squeeze(1)
         start = replace(point, g=point.g.clone(), V=point.V.clone())
         if len(failed):
@@ -353,7 +357,7 @@ def _try_again(
     """Improve ``point`` in place for the references that failed."""
     first = delta / 30 if good is None else good.delta
     old = None if good is None else good.select(failed)
-    ladder = [first * (delta / first) ** (k / 6) for k in range(1, 6)] + [delta]
+    ladder = [first * (delta / first) ** (k / 4) for k in range(1, 4)] + [delta]
     for path in ([delta], ladder):
         state = None if len(path) == 1 else old
         spent = point.iterations[failed]
@@ -378,7 +382,7 @@ def solve(
     delta: float,
     start: FixedPoint | None = None,
     tolerance: float | None = None,
-    max_iterations: int = 1000,
+    max_iterations: int = 300,
 ) -> FixedPoint:
     """The fixed point of the message passing at one Delta, for all references in one computation.
 
@@ -390,7 +394,8 @@ def solve(
         delta: Variance of the Gaussian around the reference.
         start: Where to start: a fixed point at another Delta. Default: g = 0 and the variances of the prior.
         tolerance: Residual at which to stop. Unless given 1e-8 in float64 (1e-6 for costly closures), 1e-4 in float32.
-        max_iterations: Evaluations of the channel after which a reference is given up.
+        max_iterations: Evaluations of the channel after which a reference is given up; with costly closures the limit
+            for each V, of which there are a tenth as many.
     """
     if tolerance is None:
         tolerance = TOLERANCE.get(problem.kappa.dtype, 1e-4)
@@ -498,7 +503,8 @@ def _solve_nested(
         part = problem.select(index)
         V = _variance(state[:, 0], prior)
         count = iterations[index]
-        found, _, inner = _accelerate(part, None, delta, g[:, index], V, 0.1 * tolerance, max_iterations, count)
+        limit = max_iterations if count.min() < 5 * max_iterations else 1  # enough was spent: only look where it is
+        found, _, inner = _accelerate(part, None, delta, g[:, index], V, 0.1 * tolerance, limit, count)
         iterations[index] = count
         good = inner.isfinite() & (inner < 1)
         g[:, index[good]] = found[:, good]
@@ -538,8 +544,12 @@ def _anderson(
     max_iterations: int,
     iterations: Tensor,
     window: int = 10,
+    patience: int = 12,
 ) -> tuple[Tensor, Tensor]:
     """Anderson acceleration of ``state <- state + step``, for R independent states in one computation.
+
+    A state that comes far from its smallest residual, or has not come below it for a while, goes back there and on in
+    smaller steps; in the second case the steps stay smaller.
 
     Args:
         residual_map: From the indices of the states that still move and these states to their steps and residuals.
@@ -548,6 +558,7 @@ def _anderson(
         max_iterations: And at the latest after as many evaluations.
         iterations: Evaluations of each state, counted up in place, shape (R,).
         window: How many earlier steps are remembered.
+        patience: Evaluations without a smaller residual after which a state goes back.
 
     Returns:
         The states of the smallest residual, and these residuals.
@@ -561,7 +572,8 @@ def _anderson(
     dX, dF = x.new_zeros(references, window, size), x.new_zeros(references, window, size)
     last_x, last_f = x, best_f
     linked = torch.zeros(references, dtype=torch.bool, device=x.device)  # whether last_x is the predecessor of x
-    mixing = x.new_ones(references)
+    mixing, limit = x.new_ones(references), x.new_ones(references)
+    idle = torch.zeros(references, dtype=torch.long, device=x.device)  # evaluations since the smallest residual
     for iteration in range(max_iterations):
         f, residual = residual_map(index, x.reshape(-1, *state.shape[1:]))
         f = f.reshape(x.shape)
@@ -574,18 +586,23 @@ def _anderson(
         if not moving.any():
             break
         if not moving.all():
-            index, x, f, residual, linked, mixing = (t[moving] for t in (index, x, f, residual, linked, mixing))
-            dX, dF, last_x, last_f = (t[moving] for t in (dX, dF, last_x, last_f))
-        lost = residual > 20 * best_residual[index]
+            index, x, f, residual, better, linked = (t[moving] for t in (index, x, f, residual, better, linked))
+            dX, dF, last_x, last_f, mixing = (t[moving] for t in (dX, dF, last_x, last_f, mixing))
+            limit, idle = limit[moving], idle[moving]
+        idle = torch.where(better, 0, idle + 1)
+        stalled = idle == patience
+        lost = stalled | (residual > 20 * best_residual[index])
+        limit = torch.where(stalled, (0.5 * limit).clamp(min=0.03), limit)
+        idle = torch.where(stalled, 0, idle)
         keep = (linked & ~lost).unsqueeze(1)
         dX[:, iteration % window] = torch.where(keep, x - last_x, 0)
         dF[:, iteration % window] = torch.where(keep, f - last_f, 0)
         last_x, last_f, linked = x, f, ~lost
-        mixing = torch.where(lost, mixing / 3, mixing * 1.2).clamp(1e-3, 1)
+        mixing = torch.minimum(torch.where(lost, mixing / 3, mixing * 1.2).clamp(min=1e-3), limit)
         change = _anderson_step(dX, dF, f, mixing)
-        limit = 1 + x.abs()
-        x = x + torch.maximum(torch.minimum(change, limit), -limit)
-        if lost.any():  # far worse than the best so far: go back there, forget the history, take a smaller step
+        reach = 1 + x.abs()
+        x = x + torch.maximum(torch.minimum(change, reach), -reach)
+        if lost.any():  # go back to the best so far, forget the history, take a smaller step
             dX[lost], dF[lost] = 0, 0
             x[lost] = best_x[index[lost]] + mixing[lost].unsqueeze(1) * best_f[index[lost]]
     return best_x.reshape(state.shape), best_residual

@@ -142,6 +142,8 @@ def sample_log_z(
         raise ValueError(f"runs must be >= 2, since their scatter is the error, got {runs}")
     if particles < 10:
         raise ValueError(f"particles must be >= 10, got {particles}")
+    if sweeps < 1:
+        raise ValueError(f"sweeps must be >= 1, since particles that do not move stay copies, got {sweeps}")
     values, vectors = torch.linalg.eigh(gram.double())
     rank = values > 1e-10 * values[-1]
     root = (vectors[:, rank] * values[rank].sqrt()).float()

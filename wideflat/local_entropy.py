@@ -43,7 +43,7 @@ from wideflat.progress import Progress
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["METHODS", "LocalEntropy", "legendre", "local_entropy", "training_errors"]
+__all__ = ["METHODS", "Interrupted", "LocalEntropy", "legendre", "local_entropy", "training_errors"]
 
 #: The methods, from the paper's to the judge.
 METHODS: dict[str, str] = {
@@ -59,6 +59,14 @@ DELTAS: tuple[float, ...] = tuple(float(f"{0.01 * 300 ** (k / 12):.4g}") for k i
 
 #: References in one computation: more would not be faster and need more memory.
 _CHUNK = 64
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during ``local_entropy``: ``curve`` has the points finished until then (None if there are none)."""
+
+    def __init__(self, curve: LocalEntropy | None) -> None:
+        super().__init__("interrupted; the error's .curve holds the points that were finished")
+        self.curve = curve
 
 
 @dataclass
@@ -107,9 +115,10 @@ class LocalEntropy:
 
     @property
     def status(self) -> np.ndarray:
-        """A word for each point: "converged", "sampled" or "not converged"."""
+        """A word for each point: "converged", "sampled", "not converged", or "not computed" after an interruption."""
         good = "sampled" if self.method == "sample" else "converged"
-        return np.where(self.converged.numpy(), good, "not converged")
+        bad = np.where(self.iterations.numpy() > 0, "not converged", "not computed")
+        return np.where(self.converged.numpy(), good, bad)
 
     def at(self, relative_distance: float | Sequence[float]) -> Tensor:
         """Phi at given d/D, between the converged points on both sides; NaN outside them.
@@ -206,11 +215,12 @@ class LocalEntropy:
         for k, delta in enumerate(self.deltas.tolist()):
             good = ok[:, k]
             count = int(good.sum())
-            if not count:
-                rows.append(f"{delta:8.4g}  {'':8}  {'':12}  {'':12}  {'':9}  {'':10}  not converged")
+            words = self.status.reshape(ok.shape)[:, k]
+            if not count:  # "not converged" if that is so of any, else "not computed"
+                rows.append(f"{delta:8.4g}  {'':8}  {'':12}  {'':12}  {'':9}  {'':10}  {max(words)}")
                 continue
             d, log_z, phi, _, iterations, log_z_error, phi_error = (c[good, k].mean().item() for c in columns)
-            status = str(self.status.reshape(ok.shape)[good.numpy(), k][0])
+            status = str(words[good.numpy()][0])
             if self.method == "sample":
                 residual_text, status = "", f"{status}, log Z +- {log_z_error:.2g}, Phi +- {phi_error:.1g}"
             else:
@@ -293,6 +303,9 @@ def local_entropy(
     Returns:
         A ``LocalEntropy``: ``.distance``, ``.phi``, ``.converged``, ``.plot()`` and more.
 
+    Raises:
+        Interrupted: At Ctrl-C; its ``curve`` has the points that were finished, the others being "not computed".
+
     Example:
         One unit, one pattern: Z = Phi(kappa / sqrt(Delta)) with kappa = 1 here.
 
@@ -315,19 +328,42 @@ def local_entropy(
     problem = Problem.of(weights, inputs, targets, keep=~wrong if on_errors == "drop" and bool(wrong.any()) else None)
     sampling = {"particles": particles, "runs": runs, "sweeps": sweeps, "seed": seed}
     curves = {}
-    for name in METHODS if compare else (method,):
-        if name == "sample":
-            found = _sampled(problem, grid, sampling, progress)
-        else:
-            found = _passed(problem, grid, name, tolerance, progress)
-        curves[name] = _curve(found, grid, name, wrong.sum(-1), on_errors, weights[0].numel(), single)
-    curve = curves.pop(method)
-    curve.others = curves
+    interrupted = False
+    for name in (method, *(other for other in METHODS if other != method)) if compare else (method,):
+        found = _not_computed(len(weights), len(grid))
+        try:
+            if name == "sample":
+                _sample(found, problem, grid, sampling, progress)
+            else:
+                _pass(found, problem, grid, name, tolerance, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        if bool((found["iterations"] > 0).any()):
+            curves[name] = _curve(found, grid, name, wrong.sum(-1), on_errors, weights[0].numel(), single)
+        if interrupted:
+            break
+    curve = curves.pop(method, None)
+    if curve is not None:
+        curve.others = curves
+    if interrupted:
+        raise Interrupted(curve)
+    assert curve is not None
     return curve
 
 
-def _passed(problem: Problem, grid: list[float], method: str, tolerance: float | None, show: bool) -> dict[str, Tensor]:
-    """The curve by message passing: each quantity of shape (R, points)."""
+def _not_computed(references: int, points: int) -> dict[str, Tensor]:
+    """The quantities of shape (R, points) that ``_pass`` and ``_sample`` fill point by point, iterations last."""
+    unknown = torch.full((references, points), torch.nan, dtype=torch.float64)
+    found = {name: unknown.clone() for name in ("log_z", "distance", "log_z_stderr", "distance_stderr", "residual")}
+    found["iterations"] = torch.zeros(references, points, dtype=torch.long)
+    found["converged"] = torch.zeros(references, points, dtype=torch.bool)
+    return found
+
+
+def _pass(
+    found: dict[str, Tensor], problem: Problem, grid: list[float], method: str, tolerance: float | None, show: bool
+) -> None:
+    """The curve by message passing."""
     closure: Closure
     if method in ("ep", "ep-vector"):
         closure = FullCovariance(problem.gram, problem.num_inputs)
@@ -337,57 +373,47 @@ def _passed(problem: Problem, grid: list[float], method: str, tolerance: float |
         closure = RelaxedBP(problem.num_inputs)
     else:
         closure = UnreducedBP(problem.num_inputs, problem.squares)
-    names = ("log_z", "distance", "residual", "iterations", "converged")
     index = torch.arange(problem.kappa.shape[1], device=problem.kappa.device)
-    parts: list[dict[str, Tensor]] = []
     chunks = index.split(_CHUNK)
     with Progress(METHODS[method], total=len(grid) * len(chunks), enabled=show) as progress:
         for chunk in chunks:
-            points = []
-            part = problem.select(chunk)
-            for point in sweep(part, closure, grid, tolerance):
+            part, rows = problem.select(chunk), chunk.cpu()
+            for k, point in enumerate(sweep(part, closure, grid, tolerance)):
                 if method == "ep-vector":
                     point.log_z = point.log_z + vector_sites(part, point)
                     point.converged = point.converged & point.log_z.isfinite()
-                points.append({name: getattr(point, name).cpu() for name in names})
+                found["log_z_stderr"][rows, k] = found["distance_stderr"][rows, k] = 0
+                for name in ("log_z", "distance", "residual", "converged", "iterations"):
+                    found[name][rows, k] = getattr(point, name).to(found[name])
                 progress.advance(iterations=int(point.iterations.max()))
-            parts.append({name: torch.stack([point[name] for point in points], dim=1) for name in names})
-    found = {name: torch.cat([part[name] for part in parts]) for name in names}
-    found["log_z_stderr"] = found["distance_stderr"] = torch.zeros_like(found["log_z"])
-    return found
 
 
-def _sampled(problem: Problem, grid: list[float], sampling: dict[str, int], show: bool) -> dict[str, Tensor]:
-    """The curve by sampling: each quantity of shape (R, points)."""
+def _sample(
+    found: dict[str, Tensor], problem: Problem, grid: list[float], sampling: dict[str, int], show: bool
+) -> None:
+    """The curve by sampling."""
     references = problem.kappa.shape[1]
-    rows = []
     total = references * len(grid) * (sampling["runs"] + 1)
     with Progress(METHODS["sample"], total=total, enabled=show) as progress:
         for r in range(references):
             keep = None if problem.keep is None else problem.keep[r]
             for k, delta in enumerate(grid):
                 options = {**sampling, "seed": sampling["seed"] + 1_000_003 * r + k}
-                rows.append(
-                    sample_log_z(
-                        problem.kappa[:, r],
-                        problem.gram,
-                        problem.target,
-                        problem.num_inputs,
-                        delta,
-                        keep,
-                        progress=progress,
-                        **options,
-                    )
+                sample = sample_log_z(
+                    problem.kappa[:, r],
+                    problem.gram,
+                    problem.target,
+                    problem.num_inputs,
+                    delta,
+                    keep,
+                    progress=progress,
+                    **options,
                 )
-
-    def column(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype).reshape(references, len(grid))
-
-    found = {name: column(name) for name in ("log_z", "distance", "log_z_stderr", "distance_stderr")}
-    found["iterations"] = column("steps", torch.long)
-    found["residual"] = torch.zeros_like(found["log_z"])
-    found["converged"] = found["log_z"].isfinite() & found["log_z_stderr"].isfinite()
-    return found
+                for name in ("log_z", "distance", "log_z_stderr", "distance_stderr"):
+                    found[name][r, k] = getattr(sample, name)
+                found["residual"][r, k] = 0
+                found["converged"][r, k] = math.isfinite(sample.log_z) and math.isfinite(sample.log_z_stderr)
+                found["iterations"][r, k] = sample.steps
 
 
 def _curve(

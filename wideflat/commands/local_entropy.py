@@ -14,7 +14,7 @@ import torch
 import tyro
 
 from wideflat.files import atomic_write
-from wideflat.local_entropy import METHODS, LocalEntropy, local_entropy
+from wideflat.local_entropy import METHODS, Interrupted, LocalEntropy, local_entropy
 
 __all__ = ["Command", "read_solutions"]
 
@@ -25,7 +25,8 @@ class Command:
 
     Reads the solutions of `wideflat train committee-...` (a run directory, or its solutions.npz), or any .npz file with
     arrays weights (H, N) or (references, H, N), inputs (patterns, N) and targets (patterns,) of +1 and -1. Prints the
-    normalised local entropy Phi over the distance d/D, and writes it to a file that `wideflat report` can show.
+    normalised local entropy Phi over the distance d/D, and writes it to a file that `wideflat report` can show. Ctrl-C
+    keeps the points that were finished, in a file of its own (.interrupted.npz).
 
     Examples:
       wideflat local-entropy runs/committee-sgd-fast
@@ -62,28 +63,36 @@ class Command:
     """Print JSON instead of the table."""
 
     def run(self) -> int:
-        """Compute, print, write; 1 if some points did not converge."""
+        """Compute, print, write; 1 if some points did not converge, 130 after Ctrl-C."""
         if self.first is not None and self.first < 1:
             raise ValueError(f"--first must be at least 1, got {self.first}")
         source = self.path / "solutions.npz" if self.path.is_dir() else self.path
         weights, inputs, targets = read_solutions(source)
         if self.first is not None and weights.dim() == 3:
             weights = weights[: self.first]
-        curve = local_entropy(
-            weights,
-            inputs,
-            targets,
-            deltas=self.deltas or None,
-            method=self.method,
-            compare=self.compare,
-            on_errors=self.on_errors,
-            particles=self.particles,
-            runs=self.runs,
-            sweeps=self.sweeps,
-            seed=self.seed,
-            progress=True,
-        )
         out = self.out or source.with_name("local_entropy.npz")
+        code = 0
+        try:
+            curve = local_entropy(
+                weights,
+                inputs,
+                targets,
+                deltas=self.deltas or None,
+                method=self.method,
+                compare=self.compare,
+                on_errors=self.on_errors,
+                particles=self.particles,
+                runs=self.runs,
+                sweeps=self.sweeps,
+                seed=self.seed,
+                progress=True,
+            )
+        except Interrupted as interrupted:
+            if interrupted.curve is None:
+                raise
+            print("wideflat: interrupted; these are the points that were finished", file=sys.stderr)
+            # a whole result that is there already stays
+            curve, code, out = interrupted.curve, 130, out.with_suffix(".interrupted.npz")
         curve.save(out)
         if self.figure is not None:
             _draw(curve, self.figure)
@@ -94,10 +103,10 @@ class Command:
             print(f"result: {out}")
             if self.figure is not None:
                 print(f"figure: {self.figure}")
-        missing = sum(int((~c.converged).sum()) for c in (curve, *curve.others.values()))
+        missing = sum(int((c.status == "not converged").sum()) for c in (curve, *curve.others.values()))
         if missing:
             print(f"wideflat: {missing} points did not converge; they are marked and not drawn", file=sys.stderr)
-        return 1 if missing else 0
+        return code or (1 if missing else 0)
 
 
 def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -144,7 +153,7 @@ def _print(curve: LocalEntropy, source: Path) -> None:
 def _cell(curve: LocalEntropy, k: int) -> str:
     good = curve.converged.reshape(-1, len(curve.deltas))[:, k]
     if not good.any():
-        return "not converged"
+        return str(max(curve.status.reshape(good.shape[0], -1)[:, k]))
     log_z = curve.log_z.reshape(len(good), -1)[good, k]
     if curve.method != "sample":
         return f"{log_z.mean():.4f}"
