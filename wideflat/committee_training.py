@@ -440,6 +440,7 @@ class _Gram(_Form):
         k = setting.inner_lr * setting.gamma(epoch)
         pull = a.new_tensor([k, 0, k]).view(3, 1, 1, 1)
         s, q, q_c = torch.empty_like(a), torch.empty_like(a), torch.empty_like(a)
+        steps = a.new_empty(n, H, L, _padded(self.batch_size, 16))  # the coefficients that were added to S
         number, num_batches = 0, -(-self.num_patterns // self.batch_size)
         for outer in range(num_batches):
             for tensor in (s, q, q_c):
@@ -448,7 +449,7 @@ class _Gram(_Form):
             factors = a.new_ones(3, n, H, 1)
             e, f, overlap = factors
             in_mean = a.new_full((n, H, 1), alpha**L)
-            shares, taken, steps = [], [], []
+            shares, patterns = [], []
             for inner in range(L):
                 which, position = divmod(number, num_batches)
                 if position == 0:
@@ -464,24 +465,21 @@ class _Gram(_Form):
                 # w' <- (1 - k) w' + k w + dc X, normalised below
                 torch.add(pull, factors, alpha=1 - k, out=factors)
                 norm2 = overlap.mul(2 * k).add_(1 - 2 * k)
-                step = dc / f
+                step = torch.div(dc, f, out=steps[:, :, inner])
+                patterns.append(batch.patterns)
                 if self._add_rows(s, batch, step):
                     along = (w * dc).sum(dim=2, keepdim=True)
                     own = in_s.add_(s.gather(2, wide)).mul_(dc).sum(dim=2, keepdim=True)
                     norm2.addcmul_(e, along, value=2).addcmul_(f, own)
                     overlap += along
-                    taken.append(inner)
-                    steps.append((batch.patterns, step))
                 weight = (1 - alpha) * alpha ** (L - 1 - inner)
                 in_mean.add_(e, alpha=weight)
                 shares.append(f * weight)
                 q.addcmul_(s, shares[-1])
                 factors /= norm2.sqrt_()
-            if steps:  # a step is in S from then on, so it is in Q with all later shares
-                later = torch.cat(shares, dim=2).flip(2).cumsum(2).flip(2)[..., taken].unsqueeze(3)
-                all_steps = torch.stack([step for _, step in steps], dim=2).mul_(later).flatten(2)
-                index = torch.cat([index for index, _ in steps], dim=1)
-                q_c.scatter_add_(2, index.unsqueeze(1).expand(n, H, -1), all_steps)
+            # a step is in S from then on, so it is in Q with all later shares
+            steps.mul_(torch.cat(shares, dim=2).flip(2).cumsum(2).flip(2).unsqueeze(3))
+            q_c.scatter_add_(2, torch.cat(patterns, dim=1).unsqueeze(1).expand(n, H, -1), steps.flatten(2))
             w_q = (a * q_c).sum(dim=2, keepdim=True)
             q_q = (q * q_c).sum(dim=2, keepdim=True)
             away = 1 - in_mean
