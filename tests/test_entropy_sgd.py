@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import wideflat
-import wideflat.entropy_sgd
 from wideflat.langevin_noise import GaussianNoise
 
 
@@ -89,11 +88,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_equals_algorithm_1_step_by_step(setting, fused, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(wideflat.entropy_sgd, "FUSED", ())
+def test_equals_algorithm_1_step_by_step(setting):
     settings = {"lr": 0.7, "inner_lr": 0.03, "inner_steps": 3, "gamma": 0.4, "epsilon": 0.0, "alpha": 0.75} | setting
     params = parameters()
     opt = wideflat.EntropySGD(params, **settings, seed=3)
@@ -390,6 +386,22 @@ def test_at_most_four_copies_of_the_parameters():
     opt.param_groups[0]["outer_momentum"] = 0.9  # switched on by hand later
     run(opt, params, 6)
     assert "outer_momentum_buffer" in opt.state[params[0]]
+
+
+def test_a_step_needs_no_memory_worth_mentioning():
+    params = parameters(torch.float32)
+    size = sum(p.numel() * p.element_size() for p in params)
+    opt = wideflat.EntropySGD(params, inner_steps=2, momentum=0.9, nesterov=True, weight_decay=0.1)
+    run(opt, params, 2)
+    for _ in range(2):  # the second one ends a cycle
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            opt.step()
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        level = peak = 0
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            level += event.nbytes()
+            peak = max(peak, level)
+        assert peak < 0.01 * size
 
 
 # ----------------------------------------------------------------------------------------------------------- the center

@@ -1,6 +1,6 @@
 """The noise is Gaussian, and a function of where it is used."""
 
-import multiprocessing
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from wideflat.langevin_noise import GaussianNoise, _quantiles
+from wideflat.langevin_noise import CHUNK, GaussianNoise, _quantiles
 
 
 def test_the_distribution_is_normal():
@@ -75,54 +75,33 @@ def test_added_to_pieces_of_every_kind():
         assert torch.equal(piece, 0.5 * GaussianNoise(2)(9, place, piece.numel()).view(piece.shape))
 
 
-@pytest.fixture
-def threads(monkeypatch):
-    """Pretend that torch has three threads: the noise takes as many, whatever torch itself uses."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+def test_the_first_places_take_independent_numbers():
+    z = GaussianNoise(2)(4, 0, 2 * CHUNK)
+    assert len(z.unique()) > 0.6 * len(z)  # of 65536 values, drawn 49152 times: 1 - exp(-3/4) of 65536 are expected
+    assert torch.equal(GaussianNoise(2)(4, 7, 3 * CHUNK)[: len(z) - 7], z[7:])
 
 
-def added(step):
-    pieces = [torch.zeros(300_001), torch.zeros(5, 7), torch.zeros(400, 500).t(), torch.zeros(40_000)]
-    places = [2, 300_003, 300_038, 500_038]
-    noise = GaussianNoise(2)
-    for _ in range(3):  # the same three times: what one call leaves behind does not matter to the next
-        noise.add_(pieces, step, places, alpha=1.0)
-    return torch.cat([piece.reshape(-1) for piece in pieces])
+def test_chunks_that_share_fresh_numbers_are_uncorrelated():
+    """The noise along (1, 1, ..., 1), where the sums of all chunks come together, is as large as along a single one."""
+    noise, chunks, steps = GaussianNoise(3), 12, 200
+    sums = torch.stack([noise(step, 0, chunks * CHUNK).view(chunks, -1).sum(1) for step in range(steps)])
+    sums = sums.double() / math.sqrt(CHUNK)
+    spread = 4 * math.sqrt(2 / steps)
+    assert abs(sums.square().mean() - 1) < spread / math.sqrt(chunks)
+    assert abs((sums.sum(1) / math.sqrt(chunks)).square().mean() - 1) < spread
 
 
-def test_threads_do_not_matter(threads, monkeypatch):
-    several = added(4)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert torch.equal(several, added(4))
-    assert torch.equal(several[:10], 3 * GaussianNoise(2)(4, 2, 10))
+def test_numbers_of_later_chunks_are_normal_over_the_steps():
+    noise = GaussianNoise(8)
+    z = torch.cat([noise(step, 5 * CHUNK, 2000) for step in range(200)]).numpy()
+    assert stats.kstest(z, "norm").pvalue > 1e-3
+    assert abs((z.astype(np.float64) ** 4).mean() - 3) < 4 * np.sqrt(96 / len(z))
 
 
-def test_parameters_that_require_a_gradient_on_every_thread(threads):
-    p = torch.nn.Parameter(torch.zeros(500_000))
-    with torch.no_grad():
-        GaussianNoise(2).add_([p], 0, [0], alpha=1.0)
-    assert torch.equal(p, GaussianNoise(2)(0, 0, 500_000))
-
-
-def test_an_error_on_any_thread_is_raised(threads):
-    with pytest.raises((RuntimeError, TypeError, IndexError)):
-        GaussianNoise(2).add_([torch.zeros(500_000, dtype=torch.bool)], 0, [0], alpha=1.0)
-
-
-def _send_sum(connection):
-    connection.send(added(4).sum().item())
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_threads_of_its_own(threads):
-    expected = added(4).sum().item()  # starts the threads of this process
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=_send_sum, args=(there,))
-    process.start()
-    try:
-        assert here.poll(30)
-        assert here.recv() == expected
-    finally:
-        process.kill()
-        process.join()
+def test_parameters_that_require_a_gradient_and_other_types():
+    p = torch.nn.Parameter(torch.zeros(100_000, dtype=torch.float64))
+    GaussianNoise(2).add_([p], 0, [0], alpha=1.0)
+    assert torch.equal(p, GaussianNoise(2)(0, 0, 100_000, torch.float64))
+    half = torch.zeros(1000, dtype=torch.bfloat16)
+    GaussianNoise(2).add_([half], 0, [0], alpha=1.0)
+    assert torch.equal(half, p[:1000].bfloat16())

@@ -11,19 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.cache_blocks import BLOCK, cache_blocks
+from wideflat.cache_blocks import FlatBlocks, cache_blocks
 from wideflat.langevin_noise import GaussianNoise
 
 __all__ = ["EntropySGD"]
 
 #: Entries of an inner optimizer's state that are a velocity of w', which stops when w' is put back on w.
 VELOCITIES = ("momentum_buffer", "exp_avg")
-
-#: Devices with a fused kernel of the SGD step; elsewhere it is a chain of foreach kernels.
-FUSED = ("cpu", "cuda", "mps")
-
-#: Tensors of a block that are worth an operation each; more of them go through foreach kernels.
-FEW = 8
 
 
 class EntropySGD(Optimizer):
@@ -114,7 +108,7 @@ class EntropySGD(Optimizer):
         self._inner: Optimizer | None = None
         self._swapped = False
         self._noise: GaussianNoise | None = None
-        self._space: dict[torch.dtype, Tensor] = {}
+        self._blocks: dict[tuple[str, int], FlatBlocks] = {}
         defaults = {
             "lr": lr,
             "inner_lr": inner_lr,
@@ -178,9 +172,9 @@ class EntropySGD(Optimizer):
             state["outer_momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state
 
-    def _buffer(self, p: Tensor, name: str) -> Tensor:
+    @staticmethod
+    def _buffer(p: Tensor, state: dict[str, Tensor], name: str) -> Tensor:
         """The state ``name`` of a parameter, made of zeros if a momentum was switched on only now."""
-        state: dict[str, Tensor] = self.state[p]
         if name not in state:
             state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state[name]
@@ -192,7 +186,7 @@ class EntropySGD(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("_inner", None)
         self.__dict__.setdefault("_swapped", False)
-        self._noise, self._space = None, {}  # working memory, made anew
+        self._noise, self._blocks = None, {}  # working memory, made anew
 
     def state_dict(self) -> dict[str, Any]:
         """As for any optimizer; also right in the middle of a cycle, but not within `center`."""
@@ -248,9 +242,8 @@ class EntropySGD(Optimizer):
         if self._inner is not None:
             self._inner_optimizer_step(position)
         offset = 0
-        for group in self.param_groups:
-            self._inner_step(group, position, offset)
-            offset += sum(p.numel() for p in group["params"])
+        for number, group in enumerate(self.param_groups):
+            offset = self._inner_step(number, position, offset)
             group["step"] += 1
             group["position"] = position + 1
         if position + 1 >= inner_steps:
@@ -290,43 +283,52 @@ class EntropySGD(Optimizer):
             and not any(p.grad.any() for group in self.param_groups for p in group["params"] if p.grad is not None)
         )
 
-    def _inner_step(self, group: dict[str, Any], position: int, offset: int) -> None:
-        """Move w' and mu of one group; ``offset`` is the place of the group's first weight in the noise."""
+    def _inner_step(self, number: int, position: int, offset: int) -> int:
+        """Move w' and mu of one group; ``offset`` is the place of the group's first weight in the noise. Returns that
+        of the next group.
+        """
+        group, starting, plain = self.param_groups[number], position == 0, self._inner is None
         eta, gamma, epsilon, alpha = (float(group[name]) for name in ("inner_lr", "gamma", "epsilon", "alpha"))
         momentum, nesterov, weight_decay = float(group["momentum"]), group["nesterov"], float(group["weight_decay"])
-        starting, plain = position == 0, self._inner is None
 
-        params, grads, centers, means, velocities, offsets = [], [], [], [], [], []
+        params, grads, states, offsets = [], [], [], []
         for p in group["params"]:
-            if p.grad is not None:
-                state = self.state[p]
+            grad = p.grad
+            if grad is not None:
                 params.append(p)
-                grads.append(p.grad)
-                centers.append(state["center"])
-                means.append(state["mean"])
+                grads.append(grad)
+                states.append(self.state[p])
                 offsets.append(offset)
-                if momentum and plain:
-                    velocities.append(self._buffer(p, "momentum_buffer"))
             elif starting and p in self.state:
                 self._restart(p)
             offset += p.numel()
-        lists = [params, grads, centers, means, velocities]
-        for (w_prime, grad, w, mu, *velocity), places in cache_blocks(*lists, offsets=offsets):
+        lists = [params, [state["center"] for state in states], [state["mean"] for state in states]]
+        if momentum and plain:
+            lists.append([self._buffer(p, state, "momentum_buffer") for p, state in zip(params, states, strict=True)])
+
+        changed = [0, 2, *range(3, len(lists)), *([1] if starting else [])]
+        for block in self._blocks_of("inner", number, lists, offsets)(grads, changed=changed):
+            w_prime, w, mu, *velocity, grad = block.tensors
             if plain:
                 if starting:
                     torch._foreach_copy_(w, w_prime)
-                    d = grad
-                elif gamma:
-                    d = _coupled(grad, w_prime, w, gamma, self._space)
-                else:
-                    d = grad
-                v = velocity[0] if velocity else []
-                _sgd(w_prime, d, v, eta, momentum, nesterov, weight_decay, resting=starting)
+                # dw' = gradient + gamma (w' - w) + weight decay w', where the pull is zero at w' = w
+                pull = 0.0 if starting else gamma
+                terms, decay = [(grad, 1.0), (w, -pull)], pull + weight_decay
+                _sgd(w_prime, terms, decay, *velocity, lr=eta, momentum=momentum, nesterov=nesterov, resting=starting)
             if epsilon:
-                self._add_noise(w_prime, places, group, math.sqrt(eta) * epsilon)
+                self._add_noise(block.parts(0), block.places, group, math.sqrt(eta) * epsilon)
             if starting:
                 torch._foreach_copy_(mu, w)
             torch._foreach_lerp_(mu, w_prime, 1 - alpha)
+        return offset
+
+    def _blocks_of(self, loop: str, number: int, lists: list[list[Tensor]], offsets: list[int]) -> FlatBlocks:
+        """The blocks of a group, the same as in the last step unless its tensors are others now."""
+        blocks = self._blocks.get((loop, number))
+        if blocks is None or not blocks.still_of(*lists):
+            blocks = self._blocks[loop, number] = FlatBlocks(*lists, offsets=offsets)
+        return blocks
 
     def _restart(self, p: Tensor) -> None:
         """Put w and mu on w', and no velocity: the start of a cycle, for a parameter that has no gradient then."""
@@ -353,7 +355,8 @@ class EntropySGD(Optimizer):
             elif group["gamma"] and params:
                 originals += [(p, p.grad) for p in params]
                 w = [self.state[p]["center"] for p in params]
-                d = _coupled([p.grad for p in params], params, w, float(group["gamma"]), None)
+                pull = torch._foreach_sub(params, w)
+                d = torch._foreach_add([p.grad for p in params], pull, alpha=float(group["gamma"]))
                 for p, coupled in zip(params, d, strict=True):
                     p.grad = coupled
         try:
@@ -365,18 +368,20 @@ class EntropySGD(Optimizer):
 
     def _outer_step(self) -> None:
         """Move w towards mu, put w' back on w, and close the cycle."""
-        for group in self.param_groups:
-            eta = float(group["lr"])
+        for number, group in enumerate(self.param_groups):
             momentum, nesterov = float(_outer(group, "momentum")), _outer(group, "nesterov")
-            weight_decay = float(_outer(group, "weight_decay"))
+            eta, weight_decay = float(group["lr"]), float(_outer(group, "weight_decay"))
             params = [p for p in group["params"] if self._moved(p)]
             states = [self.state[p] for p in params]
-            centers, means = [state["center"] for state in states], [state["mean"] for state in states]
-            velocities = [self._buffer(p, "outer_momentum_buffer") for p in params] if momentum else []
-            lists = [params, centers, means, velocities]
-            for (w_prime, w, mu, *velocity), _ in cache_blocks(*lists):
-                d = _difference(w, mu, self._space)
-                _sgd(w, d, velocity[0] if velocity else [], eta, momentum, nesterov, weight_decay, resting=False)
+            lists = [params, [state["center"] for state in states], [state["mean"] for state in states]]
+            if momentum:
+                name = "outer_momentum_buffer"
+                lists.append([self._buffer(p, state, name) for p, state in zip(params, states, strict=True)])
+            blocks = self._blocks_of("outer", number, lists, [0] * len(params))
+            for block in blocks(changed=[0, 1, *range(3, len(lists))]):
+                w_prime, w, mu, *velocity = block.tensors
+                # dw = (w - mu) + weight decay w
+                _sgd(w, [(mu, -1.0)], 1 + weight_decay, *velocity, lr=eta, momentum=momentum, nesterov=nesterov)
                 torch._foreach_copy_(w_prime, w)
             group["position"] = 0
 
@@ -476,62 +481,52 @@ def _outer(group: dict[str, Any], name: str) -> Any:
     return group[name] if value is None else value
 
 
-def _coupled(
-    grad: list[Tensor], w_prime: list[Tensor], w: list[Tensor], gamma: float, space: dict[torch.dtype, Tensor] | None
-) -> list[Tensor]:
-    """Gradient + gamma (w' - w). The difference first: gamma w' and gamma w cancel in all but their last digits."""
-    d = _difference(w_prime, w, space)
-    if len(d) > FEW or d[0].device.type != "cpu":
-        return list(torch._foreach_add(grad, d, alpha=gamma))
-    return [torch.add(g, out, alpha=gamma, out=out) for g, out in zip(grad, d, strict=True)]
-
-
-def _difference(a: list[Tensor], b: list[Tensor], space: dict[torch.dtype, Tensor] | None) -> list[Tensor]:
-    """The differences a - b. Given ``space``, those of a few tensors go there: fresh memory costs more than they do."""
-    if space is None or len(a) > FEW or not all(x.device.type == "cpu" and x.is_contiguous() for x in a):
-        return list(torch._foreach_sub(a, b))
-    dtype, sizes = a[0].dtype, [x.numel() for x in a]
-    if dtype not in space or len(space[dtype]) < sum(sizes):
-        space[dtype] = torch.empty(max(sum(sizes), BLOCK), dtype=dtype)
-    parts = space[dtype][: sum(sizes)].split(sizes)
-    return [torch.sub(x, y, out=part.view(x.shape)) for x, y, part in zip(a, b, parts, strict=True)]
-
-
 def _sgd(
-    w: list[Tensor],
-    d: list[Tensor],
-    velocity: list[Tensor],
+    x: list[Tensor],
+    terms: list[tuple[list[Tensor], float]],
+    decay: float,
+    velocity: list[Tensor] | None = None,
+    *,
     lr: float,
     momentum: float,
     nesterov: bool,
-    weight_decay: float,
-    resting: bool,
+    resting: bool = False,
 ) -> None:
-    """One step of SGD in place; ``resting`` takes the velocity for zero without reading it. ``d`` is left alone."""
-    if w[0].device.type in FUSED:
-        torch._fused_sgd_(
-            w,
-            d,
-            velocity,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=nesterov,
-            maximize=False,
-            is_first_step=resting,
-        )
+    """One step of SGD on x with the gradient d = sum of coefficient * tensor over the terms + decay * x.
+
+    Everything is in place, without memory for d. With Nesterov momentum m the step is along d + m v, where v is the new
+    velocity m v + d. That is (1 + m) v - m (old v), of which the old part is done first. It moves x by lr m (old v),
+    and thereby what is added to v as decay * x; the factor of the old v makes up for that.
+
+    Args:
+        x: The weights.
+        terms: Tensors and their coefficients.
+        decay: The coefficient of x itself.
+        velocity: v; needed with momentum.
+        lr: Learning rate.
+        momentum: m.
+        nesterov: Nesterov momentum.
+        resting: Take the velocity for zero, without reading it.
+    """
+    if not momentum:
+        if decay:
+            torch._foreach_mul_(x, 1 - lr * decay)
+        for tensors, coefficient in terms:
+            if coefficient:
+                torch._foreach_add_(x, tensors, alpha=-lr * coefficient)
         return
-    if weight_decay:
-        d = list(torch._foreach_add(d, w, alpha=weight_decay))
-    if momentum:
-        if resting:
-            torch._foreach_copy_(velocity, d)
-        else:
-            torch._foreach_mul_(velocity, momentum)
-            torch._foreach_add_(velocity, d)
-        d = list(torch._foreach_add(d, velocity, alpha=momentum)) if nesterov else velocity
-    torch._foreach_add_(w, d, alpha=-lr)
+    assert velocity is not None
+    if resting:
+        torch._foreach_zero_(velocity)
+    elif nesterov:
+        torch._foreach_add_(x, velocity, alpha=lr * momentum)
+        torch._foreach_mul_(velocity, momentum * (1 - decay * lr))
+    else:
+        torch._foreach_mul_(velocity, momentum)
+    for tensors, coefficient in [*terms, (x, decay)]:
+        if coefficient:
+            torch._foreach_add_(velocity, tensors, alpha=coefficient)
+    torch._foreach_add_(x, velocity, alpha=-lr * (1 + momentum) if nesterov else -lr)
 
 
 def _check(group: dict[str, Any]) -> None:
