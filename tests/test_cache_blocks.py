@@ -89,7 +89,7 @@ def test_flat_blocks_reach_every_element_once(few_elements, shapes, doubles, tur
                 x += z + 1
             for part, place in zip(block.parts(0), block.places, strict=True):
                 seen += range(place, place + part.numel())
-    assert blocks.still_of(first, second)
+    assert blocks.still_of(first, second, offsets=offsets)
     for x, y, z in zip(first, second, gradients, strict=True):
         assert torch.equal(x, 2 * (z + 1))
         assert not y.any()
@@ -99,8 +99,9 @@ def test_flat_blocks_reach_every_element_once(few_elements, shapes, doubles, tur
 def test_flat_blocks_notice_other_memory():
     a, b = [torch.nn.Parameter(torch.zeros(3))], [torch.zeros(3)]
     blocks = FlatBlocks(a, b, offsets=[0])
-    assert blocks.still_of(a, b)
-    assert not blocks.still_of(a, [torch.zeros(3)])
+    assert blocks.still_of(a, b, offsets=[0])
+    assert not blocks.still_of(a, [torch.zeros(3)], offsets=[0])
+    assert not blocks.still_of(a, b, offsets=[1])
     a[0].data = torch.zeros(3)
-    assert not blocks.still_of(a, b)
+    assert not blocks.still_of(a, b, offsets=[0])
     assert list(FlatBlocks([], [], offsets=[])(changed=[0])) == []

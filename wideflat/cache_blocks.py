@@ -62,7 +62,7 @@ class FlatBlocks:
     """
 
     def __init__(self, *lists: list[Tensor], offsets: list[int]) -> None:
-        self._addresses = _addresses(lists)
+        self._addresses, self._offsets = _addresses(lists), offsets
         self._cut: list[tuple[int, int, list[tuple[Tensor, ...]]]] = []
         self._gathered: list[tuple[list[int], list[list[Tensor]], list[int], list[int]]] = []
         self._whole: list[tuple[list[int], list[list[Tensor]], list[int]]] = []
@@ -121,9 +121,9 @@ class FlatBlocks:
         layouts = [self._layouts.get(member) for member in members]
         return torch.cat([_flat_as(tensor, layout) for tensor, layout in zip(tensors, layouts, strict=True)])
 
-    def still_of(self, *lists: list[Tensor]) -> bool:
+    def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
         """Are these the same lists, at the same memory? The views here keep it, so that nobody else has its address."""
-        return self._addresses == _addresses(lists)
+        return self._offsets == offsets and self._addresses == _addresses(lists)
 
     def __call__(self, *fresh: list[Tensor], changed: list[int]) -> Iterator[Block]:
         """Walk through the blocks.

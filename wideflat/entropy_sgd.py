@@ -326,7 +326,7 @@ class EntropySGD(Optimizer):
     def _blocks_of(self, loop: str, number: int, lists: list[list[Tensor]], offsets: list[int]) -> FlatBlocks:
         """The blocks of a group, the same as in the last step unless its tensors are others now."""
         blocks = self._blocks.get((loop, number))
-        if blocks is None or not blocks.still_of(*lists):
+        if blocks is None or not blocks.still_of(*lists, offsets=offsets):
             blocks = self._blocks[loop, number] = FlatBlocks(*lists, offsets=offsets)
         return blocks
 
