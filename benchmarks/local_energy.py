@@ -41,7 +41,7 @@ from wideflat.committee import train
 from wideflat.data import dress_coat, load
 from wideflat.evaluation import error_metric
 from wideflat.models import resnet18, smallconvnet
-from wideflat.runs import Run
+from wideflat.runs import Run, load_state
 
 PARTS = ["committee", "mlp", "smallconvnet", "smallconvnet-all", "resnet18"]
 
@@ -109,6 +109,8 @@ def compare(
     table, means, each = naive(model, x[:m], y[:m], sigmas, naive_seconds, at_least, batch_size)
     v = float(table.var(0).mean())
     variance = float(means.var())
+    if v == 0:
+        raise SystemExit(f"{name}: no answer changes under the noise; this network has learned nothing to measure")
     rho = (m * variance / v - 1) / (m - 1)
     if m < n:
         variance, each = v / n * (1 + (n - 1) * rho), each * n / m
@@ -179,16 +181,21 @@ def mlp_task(n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, st
 
 
 def of_run(path: Path, n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, str]:
-    """The network of a run, or its last snapshot while it is not finished, and n of its training images."""
+    """The network of a run, finished or not, and n of its training images."""
     run = Run.open(path)
-    epoch = None if run.result() else max(run.snapshots())
     images = run.data(folder)
     part = images.train
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (images.mean, images.std))
     x = part.images[:n].float().div_(255).sub_(mean).div_(std).contiguous()
-    result = run.result(epoch) or {}
-    print(f"\n{path.name}: {', '.join(f'{name} {value}' for name, value in result.items() if 'error' in name)}")
-    return run.load_model(epoch).eval(), x, part.targets[:n].long(), images.name
+    if result := run.result():
+        model = run.load_model()
+        print(f"\n{path.name}: {', '.join(f'{name} {value}' for name, value in result.items() if 'error' in name)}")
+    else:
+        last = max((path / "checkpoints").glob("*.json")).with_suffix("")
+        model = run.build_model()
+        model.load_state_dict(load_state(last)["state"]["learner"]["networks"][0])
+        print(f"\n{path.name}: not finished, at {last.name}")
+    return model.eval(), x, part.targets[:n].long(), images.name
 
 
 def images(n: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:

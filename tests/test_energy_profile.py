@@ -85,4 +85,6 @@ def test_plot_and_print():
     assert ax.get_xlabel() == r"$\sigma$" and len(ax.containers) == 1
     assert profile(samples=np.array([[0, 0.1], [0, 0.3]])).plot(ax, spread=True) is ax
     plt.close(ax.figure)
+    conventions = {"metric": "loss", "architecture": "Net, 7 parameters", "noise": "batch", "batch_norm": None}
+    assert str(profile(conventions=conventions)).endswith("loss of Net, 7 parameters; noise: batch")
     assert "0.10000" in str(profile()) and "not complete" in str(profile(complete=False))

@@ -242,11 +242,25 @@ class LocalEnergy:
             )
         return Comparison(self.sigmas, self.mean - other.mean, np.hypot(self.stderr, other.stderr))
 
+    def about(self) -> str:
+        """The conventions that change the answer, in one line."""
+        c = self.conventions
+        parts = [
+            f"{c.get('metric', 'error')} of {c['architecture']}" if "architecture" in c else "",
+            f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
+            f"noise: {c['noise']}" if "noise" in c else "",
+            f"perturbed: {c['parameters']}" if "parameters" in c else "",
+            f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
     def __str__(self) -> str:
         lines = [f"{'sigma':>8} {'dE':>11} {'stderr':>10} {'passes':>8}"]
         rows = zip(self.sigmas, self.mean, self.stderr, self.passes, strict=True)
         lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:8.3g}" for s, m, e, p in rows]
         lines.append(f"E(w) = {self.baseline:.5f}" + ("" if self.complete else "   (not complete)"))
+        if self.about():
+            lines.append(self.about())
         return "\n".join(lines)
 
 

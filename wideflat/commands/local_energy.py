@@ -269,8 +269,10 @@ def _draw(profiles: dict[str, LocalEnergy], path: Path) -> None:
     figure, ax = plt.subplots()
     for layer, profile in profiles.items():
         profile.plot(ax, label=layer or None)
+    first = next(iter(profiles.values()))
+    ax.set_title(f"{first.about()}\nE(w) = {first.baseline:.4g}", fontsize="small", wrap=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
 
 
