@@ -152,6 +152,21 @@ def test_each_rule_stops_where_the_naive_loop_would(images):
         assert result.value[0] == pytest.approx(values[-1], rel=1e-6)
 
 
+def test_the_loss_is_a_bound_only_where_it_is_too_large(images):
+    setting = SETTINGS["sgd-slow"].but(batch_size=20, lr=1e-4, omega1=0.05, tanh_beta1=0.05, tolerance=1e-3)
+    form = make("gram", setting, images, (0, 1, 2, 3))
+    bounds = 0
+    for epoch in range(80):
+        advance(form, setting, (0, 1, 2, 3), epoch, 60)
+        found = form.loss(epoch)
+        exact = form.loss(epoch, exact=True)
+        assert (found <= exact * (1 + 1e-12)).all()
+        close = (found - exact).abs() <= 1e-12 * exact
+        assert ((found > setting.tolerance) | close).all()
+        bounds += int((~close).sum())
+    assert bounds > 20 and (exact < setting.tolerance).any()
+
+
 def test_a_restart_that_misses_its_rule_says_so(images):
     flipped = images.targets.clone()
     inputs = torch.cat([images.inputs, images.inputs[:1]])  # a pattern with both labels

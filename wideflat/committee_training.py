@@ -194,8 +194,8 @@ class _Form:
 
     A form has ``load(weights)`` to start from weights (r, y, H, N) of norm one, ``epoch(epoch, orders, masks)`` for one
     epoch with the orders (r, passes, P) and dropout masks (r, passes, H, P), ``weights(rows)`` for the weights of some
-    restarts, and ``errors()``, ``loss(epoch)``, ``distance()`` for what the stopping rules measure, (r,) each. The
-    distance may be a lower bound where that is above the tolerance.
+    restarts, and ``errors()``, ``loss(epoch)``, ``distance()`` for what the stopping rules measure, (r,) each. Loss and
+    distance may be lower bounds where these are above the tolerance; ``loss(epoch, exact=True)`` is the loss.
 
     Patterns and inputs are padded to multiples of 32 and mini-batches to multiples of 16, by patterns of zeros with
     target 0. Without that, the last few numbers of a tensor would go through scalar instead of vector instructions,
@@ -244,11 +244,11 @@ class _Form:
         votes = (z[..., : self.num_patterns] >= 0).sum(dim=1) * 2 > self.hidden
         return (votes != (self.target[: self.num_patterns] > 0)).sum(dim=1)
 
-    def _loss(self, z: Tensor, epoch: int) -> Tensor:
+    def _losses(self, z: Tensor, target: Tensor, epoch: int) -> Tensor:
+        """What each pattern adds to the mean loss, from its pre-activations (n, H, p) and target; (n, p)."""
         omega = self.setting.omega(epoch)
         output = torch.tanh(z * self.setting.tanh_beta(epoch)).sum(dim=1) / math.sqrt(self.hidden)
-        loss = -F.logsigmoid(2 * omega * output * self.target)
-        return loss[:, : self.num_patterns].mean(dim=1) / (2 * omega)
+        return F.logsigmoid(2 * omega * output * target) * (target.abs() / (-2 * omega * self.num_patterns))
 
 
 class _Gram(_Form):
@@ -339,8 +339,17 @@ class _Gram(_Form):
     def errors(self) -> Tensor:
         return self._wrong(self._preactivations())
 
-    def loss(self, epoch: int) -> Tensor:
-        return self._loss(self._preactivations(), epoch)
+    def loss(self, epoch: int, exact: bool = False) -> Tensor:
+        worst = self.state.get("worst")
+        if worst is not None and not exact:  # few patterns are enough to see that the loss is still too large
+            z = self.state["a"].gather(2, worst.unsqueeze(1).expand(-1, self.hidden, -1)) / self.state["norm2"].sqrt()
+            bound = self._losses(z, self.target[worst], epoch).sum(dim=1)
+            if bool((bound > 1.001 * self.setting.tolerance).all()):
+                return bound
+        losses = self._losses(self._preactivations(), self.target, epoch)
+        if self.setting.algorithm == "sgd":
+            self.state["worst"] = losses.topk(min(16, self.num_patterns), dim=1).indices
+        return losses.sum(dim=1)
 
     def distance(self) -> Tensor:
         if self.setting.algorithm == "esgd":
@@ -513,8 +522,9 @@ class _Direct(_Form):
     def errors(self) -> Tensor:
         return self._wrong(torch.stack([w @ self.x.T for w in self.state["w"][:: self.y]]))
 
-    def loss(self, epoch: int) -> Tensor:
-        return self._loss(torch.stack([w @ self.x.T for w in self.state["w"][:: self.y]]), epoch)
+    def loss(self, epoch: int, exact: bool = False) -> Tensor:
+        z = torch.stack([w @ self.x.T for w in self.state["w"][:: self.y]])
+        return self._losses(z, self.target, epoch).sum(dim=1)
 
     def distance(self) -> Tensor:
         if self.setting.algorithm == "esgd":
@@ -745,18 +755,21 @@ class _Job:
         """What the stopping rule measures, for each restart."""
         if self.setting.stop == "errors":
             return form.errors()
-        return form.loss(epoch - 1) if self.setting.stop == "loss" else form.distance()
+        if self.setting.stop == "loss":
+            return form.loss(epoch - 1, exact=epoch >= self.setting.max_epochs)
+        return form.distance()
 
-    def _met(self, value: Tensor) -> bool:
-        return bool(value == 0 if self.setting.stop == "errors" else value < self.setting.tolerance)
+    def _met(self, value: Tensor) -> Tensor:
+        return value == 0 if self.setting.stop == "errors" else value < self.setting.tolerance
 
     def _ended(self, form: _Gram | _Direct, value: Tensor, epoch: int) -> list[int]:
         """The restarts that end now. Zero errors must hold for the weights themselves, computed from scratch."""
-        ended = [row for row in range(len(value)) if epoch >= self.setting.max_epochs or self._met(value[row])]
+        last = epoch >= self.setting.max_epochs
+        ended = list(range(len(value))) if last else self._met(value).nonzero().squeeze(1).tolist()
         if ended and self.setting.stop == "errors":
             exact = errors(_center(form.weights(ended)), self.patterns.inputs, self.patterns.targets)
             value[ended] = exact.to(value.dtype)
-            ended = [row for row in ended if epoch >= self.setting.max_epochs or self._met(value[row])]
+            ended = [row for row in ended if last or bool(self._met(value[row]))]
         return ended
 
     def done(self) -> float:
