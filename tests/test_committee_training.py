@@ -360,6 +360,14 @@ def test_randomness_is_a_function_of_seed_and_epoch():
     assert set(np.unique(mask)) == {0.0, 1 / 0.75} and abs((mask == 0).mean() - 0.25) < 0.01
 
 
+def test_a_generator_that_is_used_again_gives_the_same_numbers():
+    for seed, purpose, epoch in [(0, 1, 0), (3, 1, 7), (2**64 - 1, 2, 10**6), (3, 1, 7)]:
+        first = committee_training._generator(seed, purpose, epoch)
+        again = committee_training._stream(seed, purpose, epoch)
+        assert np.array_equal(first.random(7, dtype=np.float32), again.random(7, dtype=np.float32))  # leaves a buffer
+        assert np.array_equal(first.permutation(50), again.permutation(50))
+
+
 def test_own_data_with_real_inputs():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 60, generator=generator)
