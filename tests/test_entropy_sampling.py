@@ -43,6 +43,17 @@ def test_the_stated_error_is_honest():
     assert deviation.std().item() == pytest.approx(stated.square().mean().sqrt().item(), rel=0.4)
 
 
+def test_the_error_of_two_runs_is_not_small_by_chance():
+    """The scatter of two runs is below a fifth of its mean in one case of eight; then it must not be the error."""
+    kappa, gram, y = independent(3, 8, seed=12)
+    truth = exact(kappa, y, 1.0)
+    found = [sample_log_z(kappa, gram, y, 6, 1.0, particles=100, runs=2, sweeps=8, seed=seed) for seed in range(40)]
+    scatter = torch.tensor([_log_mean(f.runs)[1] for f in found])
+    deviation = torch.tensor([abs(f.log_z - truth) for f in found])
+    stated = torch.tensor([f.log_z_stderr for f in found])
+    assert (deviation / scatter).max() > 6 and (deviation / stated).max() < 4
+
+
 def test_direct_sampling_of_a_small_committee():
     """H = 3, N = 20, P = 20, independent patterns, Delta = 0.1: 400,000 draws of the weights themselves."""
     generator = torch.Generator().manual_seed(3)

@@ -14,9 +14,11 @@ Crank-Nicolson steps xi <- cos(theta) xi + sin(theta) noise, refused where they 
 Gaussian exactly, so no dimension is too high for them.
 
 A first run chooses the levels (half of the particles pass each) and the angles theta. Its estimate is discarded; the
-runs that count are given both, so each of them estimates Z without bias, and they are independent: their scatter is
-the error. The weights enter through the fields on the patterns only; the part of xi that no pattern sees is integrated
-exactly.
+runs that count are given both, so each of them estimates Z without bias, and they are independent: their scatter is the
+error. The scatter of a few runs may be small by chance, so the error is never stated smaller than what it would be if
+all particles were independent: each level, passed by half of n particles in all runs, adds 1/n to the variance of log
+Z, and there are -log Z / log 2 of them. The weights enter through the fields on the patterns only; the part of xi that
+no pattern sees is integrated exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Sample:
 
     Attributes:
         log_z: Logarithm of the mean of Z over the runs.
-        log_z_stderr: Its standard error, from the scatter of the runs (jackknife).
+        log_z_stderr: Its standard error, from the scatter of the runs (jackknife), at least that of independent
+            particles.
         distance: d* = E \|w' - w\|^2 / 2 over the solutions.
         distance_stderr: Its standard error.
         runs: log Z of each run, shape (runs,).
@@ -160,6 +163,7 @@ def sample_log_z(
         if progress is not None:
             progress.advance()
     z, stderr = _log_mean(torch.tensor(logs, dtype=torch.float64))
+    stderr = max(stderr, math.sqrt(max(-z, 0.0) / (math.log(2) * particles * runs)))
     norms = torch.tensor(squares, dtype=torch.float64)
     norms = norms[~norms.isnan()]
     unseen = landscape.hidden * (num_inputs - root.shape[1])
