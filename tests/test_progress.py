@@ -1,3 +1,7 @@
+import sys
+
+import pytest
+
 from wideflat.progress import Progress, _duration
 
 
@@ -25,3 +29,46 @@ def test_quick_work_and_silent_work_write_nothing(capsys, monkeypatch):
 
 def test_durations():
     assert [_duration(5), _duration(65), _duration(3661)] == ["0:05", "1:05", "1:01:01"]
+
+
+def test_parts_have_lines_of_their_own_until_they_end(capsys, monkeypatch):
+    monkeypatch.setattr(Progress, "plain_interval", -1.0)
+    with Progress("sweep", total=2) as progress:
+        progress.part("first", 30, 40, "loss 0.5")
+        progress.part("second", 0, None, "starting")
+        progress.update(0.75)
+        progress.end_part("first")
+        progress.end_part("never")
+        progress.update(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("sweep: 0.75/2") and lines[1:3] == ["  first: 75 %  loss 0.5", "  second: 0  starting"]
+    assert lines[3].startswith("sweep: 1/2") and lines[4:] == ["  second: 0  starting"]
+
+
+def test_parts_on_a_terminal(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress("sweep", total=2) as progress:
+        progress.part("first", 30, 40, "loss 0.5")
+        progress.part("second", 0, None, "starting")
+        progress.part("first", 35, 40, "loss 0.4")
+        assert [task.description for task in progress._bar.tasks] == ["sweep", "  first", "  second"]
+        assert progress._bar.tasks[1].completed == 35 and progress._bar.tasks[1].fields["figures"] == "loss 0.4"
+        progress.end_part("first")
+        assert [task.description for task in progress._bar.tasks] == ["sweep", "  second"]
+
+
+def test_another_process_can_read_how_far_the_work_is(tmp_path, monkeypatch):
+    path = tmp_path / "status"
+    assert Progress.read(path) is None
+    monkeypatch.setattr(Progress, "report_to", path)
+    with Progress("training", total=4, enabled=False) as progress:
+        progress.update(1, loss=0.5)
+        expected = {"description": "training", "completed": 1, "total": 4, "figures": "loss 0.5"}
+        assert Progress.read(path) == expected
+        progress.update(2)  # not more than once a second
+        assert Progress.read(path)["completed"] == 1
+        progress.update(4)  # but the end at once
+        assert Progress.read(path)["completed"] == 4
+    path.write_text("{")
+    assert Progress.read(path) is None
