@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import wideflat
+import wideflat.entropy_sgd
 from wideflat.langevin_noise import GaussianNoise
 
 
@@ -88,8 +89,11 @@ SETTINGS = {
 }
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_equals_algorithm_1_step_by_step(setting):
+def test_equals_algorithm_1_step_by_step(setting, fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(wideflat.entropy_sgd, "FUSED", ())
     settings = {"lr": 0.7, "inner_lr": 0.03, "inner_steps": 3, "gamma": 0.4, "epsilon": 0.0, "alpha": 0.75} | setting
     params = parameters()
     opt = wideflat.EntropySGD(params, **settings, seed=3)

@@ -64,7 +64,7 @@ class FlatBlocks:
     def __init__(self, *lists: list[Tensor], offsets: list[int]) -> None:
         self._addresses, self._offsets = _addresses(lists), offsets
         self._cut: list[tuple[int, int, list[tuple[Tensor, ...]]]] = []
-        self._gathered: list[tuple[list[int], list[list[Tensor]], list[int], list[int]]] = []
+        self._gathered: list[tuple[list[int], list[list[Tensor]], list[int], list[int], list[int]]] = []
         self._whole: list[tuple[list[int], list[list[Tensor]], list[int]]] = []
         self._layouts: dict[int, tuple[int, ...]] = {}  # of tensors that are not contiguous
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -108,7 +108,8 @@ class FlatBlocks:
                         lengths.append(size)
                         places.append(offsets[member])
                 views = [[_flat(tensors[member].detach()) for member in members] for tensors in lists]
-                self._gathered.append((members, views, lengths, places))
+                sizes = [view.numel() for view in views[0]]
+                self._gathered.append((members, views, sizes, lengths, places))
                 members, filled = [], 0
             if index is not None:
                 members.append(index)
@@ -137,12 +138,11 @@ class FlatBlocks:
             for index, views in enumerate(pieces):
                 tensors = [[view] for view in views] + [[part[index]] for part in parts]
                 yield Block(tensors, None, [place + index * PIECE])
-        for members, small, lengths, places in self._gathered:
+        for members, small, sizes, lengths, places in self._gathered:
             joined = [torch.cat(views) for views in small]
             joined += [self._join([tensors[member] for member in members], members) for tensors in fresh]
             yield Block([[tensor] for tensor in joined], lengths, places)
             for index in changed:
-                sizes = [len(view) for view in small[index]]
                 torch.split_with_sizes_copy(joined[index], sizes, out=small[index])
         for members, chosen, places in self._whole:
             yield Block([*chosen, *([tensors[member] for member in members] for tensors in fresh)], None, places)

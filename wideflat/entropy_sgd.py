@@ -19,6 +19,9 @@ __all__ = ["EntropySGD"]
 #: Entries of an inner optimizer's state that are a velocity of w', which stops when w' is put back on w.
 VELOCITIES = ("momentum_buffer", "exp_avg")
 
+#: Devices with a fused kernel of the SGD step; elsewhere it is a chain of foreach kernels.
+FUSED = ("cpu", "cuda", "mps")
+
 
 class EntropySGD(Optimizer):
     r"""Entropy-SGD (Algorithm 1): an explorer w' wanders around w for L mini-batches, then w moves after it.
@@ -314,13 +317,11 @@ class EntropySGD(Optimizer):
                     torch._foreach_copy_(w, w_prime)
                 # dw' = gradient + gamma (w' - w) + weight decay w', where the pull is zero at w' = w
                 pull = 0.0 if starting else gamma
-                terms, decay = [(grad, 1.0), (w, -pull)], pull + weight_decay
+                terms, decay = [(grad, 1.0)] + [(w, -pull)] * (pull > 0), pull + weight_decay
                 _sgd(w_prime, terms, decay, *velocity, lr=eta, momentum=momentum, nesterov=nesterov, resting=starting)
             if epsilon:
                 self._add_noise(block.parts(0), block.places, group, math.sqrt(eta) * epsilon)
-            if starting:
-                torch._foreach_copy_(mu, w)
-            torch._foreach_lerp_(mu, w_prime, 1 - alpha)
+            _running_mean(mu, w if starting else mu, w_prime, alpha)
         return offset
 
     def _blocks_of(self, loop: str, number: int, lists: list[list[Tensor]], offsets: list[int]) -> FlatBlocks:
@@ -500,7 +501,7 @@ def _sgd(
 
     Args:
         x: The weights.
-        terms: Tensors and their coefficients.
+        terms: Tensors and their coefficients. The first coefficient is 1 or -1, and one term alone is a fused kernel.
         decay: The coefficient of x itself.
         velocity: v; needed with momentum.
         lr: Learning rate.
@@ -508,25 +509,52 @@ def _sgd(
         nesterov: Nesterov momentum.
         resting: Take the velocity for zero, without reading it.
     """
+    (first, sign), *others = terms
+    if not others and x[0].device.type in FUSED:
+        torch._fused_sgd_(
+            x,
+            first,
+            [] if velocity is None else velocity,
+            weight_decay=decay,
+            momentum=momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=sign < 0,
+            is_first_step=resting,
+        )
+        return
     if not momentum:
-        if decay:
-            torch._foreach_mul_(x, 1 - lr * decay)
+        torch._foreach_mul_(x, 1 - lr * decay)
         for tensors, coefficient in terms:
-            if coefficient:
-                torch._foreach_add_(x, tensors, alpha=-lr * coefficient)
+            torch._foreach_add_(x, tensors, alpha=-lr * coefficient)
         return
     assert velocity is not None
-    if resting:
-        torch._foreach_zero_(velocity)
-    elif nesterov:
+    if nesterov and not resting:
         torch._foreach_add_(x, velocity, alpha=lr * momentum)
-        torch._foreach_mul_(velocity, momentum * (1 - decay * lr))
+    kept = momentum * (1 - decay * lr) if nesterov else momentum
+    if resting:
+        torch._foreach_copy_(velocity, first)
+        torch._foreach_mul_(velocity, sign)
+    elif x[0].device.type == "cpu" and sign == 1:  # one pass over memory instead of two
+        for v, tensor in zip(velocity, first, strict=True):
+            torch.add(tensor, v, alpha=kept, out=v)
     else:
-        torch._foreach_mul_(velocity, momentum)
-    for tensors, coefficient in [*terms, (x, decay)]:
+        torch._foreach_mul_(velocity, kept)
+        torch._foreach_add_(velocity, first, alpha=sign)
+    for tensors, coefficient in [*others, (x, decay)]:
         if coefficient:
             torch._foreach_add_(velocity, tensors, alpha=coefficient)
     torch._foreach_add_(x, velocity, alpha=-lr * (1 + momentum) if nesterov else -lr)
+
+
+def _running_mean(mu: list[Tensor], before: list[Tensor], w_prime: list[Tensor], alpha: float) -> None:
+    """Set mu <- alpha before + (1 - alpha) w', where ``before`` is mu itself or, at the start of a cycle, w."""
+    if before is mu:
+        torch._foreach_lerp_(mu, w_prime, 1 - alpha)
+    else:
+        for out, w, end in zip(mu, before, w_prime, strict=True):
+            torch.lerp(w, end, 1 - alpha, out=out)
 
 
 def _check(group: dict[str, Any]) -> None:

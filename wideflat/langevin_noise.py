@@ -22,10 +22,13 @@ _STRIDE = 210306068529402873165736369884012333109
 _PERIOD = 1 << 128
 
 #: Normal numbers that are drawn for a step, in two halves.
-FRESH = 65536
+FRESH = 131072
 
 #: Places that are served together; a window of this many numbers leaves room for 2^13 positions within a half.
 CHUNK = FRESH // 2 - 8192
+
+#: Fresh numbers that are drawn at a time: few enough for the cache, and for torch not to start threads.
+_PART = 32768
 
 #: Chunks that are served with the fresh numbers themselves.
 _FIRST = FRESH // CHUNK
@@ -45,17 +48,17 @@ def _quantiles(dtype: torch.dtype) -> Tensor:
 class GaussianNoise:
     r"""Normal numbers at places 0, 1, 2, ... of steps 0, 1, 2, ...: white noise, in places and in steps.
 
-    To draw an independent number for each weight costs more than all the rest of an optimizer step. So 65536 fresh
-    numbers x are drawn for each step and scaled to the mean square 1, and the places are served in chunks of 24576. The
+    To draw an independent number for each weight costs more than all the rest of an optimizer step. So 131072 fresh
+    numbers x are drawn for each step and scaled to the mean square 1, and the places are served in chunks of 57344. The
     first two chunks take the fresh numbers as they are. Each further chunk takes two windows, one out of each half of
     x, at random positions a and b and with random signs:
 
     .. code-block:: text
 
-        z_i = (+- x_(a+i) +- x_(b+i)) / sqrt(2)                   0 <= a < 2^13, 2^15 <= b < 2^15 + 2^13
+        z_i = (+- x_(a+i) +- x_(b+i)) / sqrt(2)                   0 <= a < 2^13, 2^16 <= b < 2^16 + 2^13
 
     Every number is normal, and numbers at two different places or steps are uncorrelated: E z z^T = 1, exactly. Those
-    of different steps are independent, and so are, but for the scaling, those of one chunk and the first 49152 of a
+    of different steps are independent, and so are, but for the scaling, those of one chunk and the first 114688 of a
     step. Later chunks of one step share fresh numbers, so they are not independent; their signs are, which makes the
     chunks uncorrelated. For a Langevin equation that is enough: the averages that its steps converge to depend on the
     noise through its first moments alone (the weak Euler scheme).
@@ -82,8 +85,9 @@ class GaussianNoise:
         self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
         self._position = 0
         self._step: int | None = None
-        self._index = torch.empty(FRESH, dtype=torch.int32)
-        self._fresh = torch.empty(FRESH)  # already divided by sqrt(2)
+        self._index = torch.empty(_PART, dtype=torch.int32)
+        self._fresh = torch.empty(FRESH)
+        self._scale = 1.0  # of the fresh numbers, to their mean square 1
         self._windows: list[int] = []  # 64 random bits for each chunk
         self._sum = torch.empty(CHUNK)
 
@@ -107,36 +111,38 @@ class GaussianNoise:
                 piece.add_(self(step, place, piece.numel(), piece.dtype).view(piece.shape), alpha=alpha)
                 continue
             flat = piece.view(-1)
-            for z, sign, at in self._values(step, place, len(flat)):
-                flat[at : at + len(z)].add_(z, alpha=sign * alpha)
+            for z, factor, at in self._values(step, place, flat.numel()):
+                flat.narrow(0, at, z.numel()).add_(z, alpha=factor * alpha)
 
-    def _values(self, step: int, start: int, count: int) -> Iterator[tuple[Tensor, int, int]]:
-        """The numbers from one chunk after the other, in memory that the next one uses again; their common sign, and
-        the index of the first of them.
+    def _values(self, step: int, start: int, count: int) -> Iterator[tuple[Tensor, float, int]]:
+        """The numbers from one chunk after the other, in memory that the next one uses again; a factor that is still to
+        be applied to them, and the index of the first of them.
         """
         self._draw(step, (start + count - 1) // CHUNK)
         at = 0
         while at < count:
             chunk, first = divmod(start + at, CHUNK)
             length = min(CHUNK - first, count - at)
-            z = self._sum if length == CHUNK else self._sum[:length]
             if chunk < _FIRST:
-                yield torch.mul(self._fresh[start + at : start + at + length], math.sqrt(2), out=z), 1, at
+                yield self._fresh.narrow(0, start + at, length), self._scale, at
             else:
                 bits = self._windows[chunk]
-                a, b = first + (bits & 8191), first + FRESH // 2 + (bits >> 13 & 8191)
-                other = 1 - (bits >> 26 & 2)
-                torch.add(self._fresh[a : a + length], self._fresh[b : b + length], alpha=other, out=z)
-                yield z, 1 - (bits >> 27 & 2), at
+                one = self._fresh.narrow(0, first + (bits & 8191), length)
+                other = self._fresh.narrow(0, first + FRESH // 2 + (bits >> 13 & 8191), length)
+                z = self._sum if length == CHUNK else self._sum.narrow(0, 0, length)
+                torch.add(one, other, alpha=1 - (bits >> 26 & 2), out=z)
+                yield z, self._scale * math.sqrt(0.5) * (1 - (bits >> 27 & 2)), at
             at += length
 
     def _draw(self, step: int, last_chunk: int) -> None:
         """Draw the fresh numbers of a step, and the windows up to a chunk. Four fresh numbers share 64 random bits."""
         if step != self._step:
             self._advance(step * _STRIDE)
-            self._index.numpy()[:] = self._raw(FRESH // 4).view(np.uint16)
-            torch.index_select(_quantiles(torch.float32), 0, self._index, out=self._fresh)
-            self._fresh.mul_(math.sqrt(FRESH / 2) / self._fresh.norm().item())
+            square = 0.0
+            for part in self._fresh.split(_PART):
+                self._index.numpy()[:] = self._raw(_PART // 4).view(np.uint16)
+                square += torch.index_select(_quantiles(torch.float32), 0, self._index, out=part).norm().item() ** 2
+            self._scale = math.sqrt(FRESH / square)
             self._step, self._windows = step, []
         if last_chunk >= max(len(self._windows), _FIRST):
             self._advance(step * _STRIDE + FRESH // 4 + len(self._windows))
