@@ -89,7 +89,10 @@ def table(path: Path) -> None:
     rows = list(done(path).values())
     for title, kinds in (("Random patterns", ("independent", "correlated")), ("Real patterns", ("real",))):
         chosen = [row for row in rows if row["kind"] in kinds]
-        chosen.sort(key=lambda r: (r["kind"] != "independent", r["case"] * (r["kind"] == "real"), float(r["delta"])))
+        if kinds == ("real",):
+            chosen.sort(key=lambda row: (row["case"], float(row["delta"])))
+        else:
+            chosen.sort(key=lambda row: (kinds.index(row["kind"]), int(row["hidden"]), int(row["inputs"])))
         if not chosen:
             continue
         print(f"\n{title}, log Z:\n")
@@ -103,9 +106,10 @@ def table(path: Path) -> None:
             failed = r["not_converged"].split()
             good = [method for method in PASSED if method not in failed]
             size = f"{r['hidden']} | {r['inputs']} | {r['patterns']} | {r['delta']}"
-            values = " | ".join(f"{float(r[m]):.2f}" if m in good else "not converged" for m in PASSED)
+            digits = 2 if abs(sampled) > 0.5 else 4
+            values = " | ".join(f"{float(r[m]):.{digits}f}" if m in good else "not converged" for m in PASSED)
             ratios = " | ".join(f"{float(r[m]) / sampled:.2f}" if m in good else "" for m in ("bp", "ep", "ep-vector"))
-            print(f"| {name} | {size} | {sampled:.2f} ± {float(r['stderr']):.2f} | {values} | {ratios} |")
+            print(f"| {name} | {size} | {sampled:.{digits}f} ± {float(r['stderr']):.{digits}f} | {values} | {ratios} |")
 
 
 def main() -> None:
