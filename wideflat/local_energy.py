@@ -74,6 +74,8 @@ LEAST_FREEDOM = 15
 ROUND = 16
 #: Bytes of prepared batches and of products of a first layer that are kept from one pass to the next.
 KEPT_BYTES = 2**28
+#: Bytes of a block whose examples are repeated to evaluate several passes at once.
+TILED_BYTES = 2**26
 
 
 def automatic_batch_size(model: nn.Module, evaluation: Evaluation, block: Any, noise: str, examples: int) -> int:
@@ -374,7 +376,7 @@ class _Measurement:
         left = int(self.max_passes - number)
         if self.target is not None:
             left = min(left, max(2, number))
-        room = KEPT_BYTES // 2 // max(1, self.blocks.bytes)
+        room = TILED_BYTES // max(1, self.blocks.bytes // (self.blocks.count or 1))
         return max(1, min(left, 4096 // self.batch_size, room))
 
     def _parts(self, number: int) -> Iterator[list[int] | None]:
