@@ -31,6 +31,7 @@ CASES = Path(__file__).parent.parent / "docs" / "local_entropy_methods.csv"
 COLUMNS = ["case", "kind", "hidden", "inputs", "patterns", "delta", "bp", "tap", "ep", "ep-vector"]
 COLUMNS += ["sample", "stderr", "not_converged", "seconds", "particles", "runs", "sweeps", "machine"]
 PASSED = ("bp", "tap", "ep", "ep-vector")
+MACHINE = describe()  # at the start: the commit of the code that runs, whatever is checked out later
 
 
 def random_case(hidden: int, num_inputs: int, kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -75,7 +76,7 @@ def compute(
     row |= {method: f"{curve.log_z[-1]:.4f}" for method, curve in passed.items()}
     row |= {"sample": f"{judge.log_z[0]:.4f}", "stderr": f"{judge.log_z_stderr[0]:.4f}"}
     row |= {"not_converged": " ".join(method for method, curve in passed.items() if not curve.converged[-1])}
-    row |= {"seconds": f"{time.perf_counter() - start:.0f}", "machine": describe()}
+    row |= {"seconds": f"{time.perf_counter() - start:.0f}", "machine": MACHINE}
     row |= {"particles": f"{particles}", "runs": f"{runs}", "sweeps": f"{sweeps}"}
     rows = [*done(path).values(), row]
     with atomic_write(path) as file:
