@@ -113,7 +113,11 @@ def compare(
         raise SystemExit(f"{name}: no answer changes under the noise; this network has learned nothing to measure")
     rho = (m * variance / v - 1) / (m - 1)
     if m < n:
-        variance, each = v / n * (1 + (n - 1) * rho), each * n / m
+        if rho <= 0:
+            print(
+                f"\n{name}: rho = {rho:.2g} is not distinguishable from 0 here; the ratios take it as 0 and mean little"
+            )
+        variance, each = v / n * (1 + (n - 1) * max(rho, 0.0)), each * n / m
     work = flops_of(model, x)
     note = f" of {m} examples, scaled to {n}" if m < n else ""
     print(f"\n{name}, n = {n}, {len(sigmas)} sigmas up to {sigmas[-1]}, E(w) + dE = {float(means.mean()):.3f}")
