@@ -328,6 +328,11 @@ class Training:
         """The center on the test set (or on the training set, without augmentation), batch norm refreshed."""
         return evaluate([self.center()], self._plain(split))
 
+    @property
+    def knows_replicas(self) -> bool:
+        """Whether there are several replicas that can be evaluated here."""
+        return len(self.learner.networks) > 1
+
     def evaluate_replicas(self) -> Evaluation:
         """Every replica on the test set as it is in training, and their ensemble."""
         return evaluate(self.learner.networks, self._plain("test"))
@@ -389,7 +394,7 @@ class Training:
         if evaluate:
             center = self.evaluate()
             row |= {"test_error": center.errors[0], "test_loss": center.losses[0]}
-            if len(self.learner.networks) > 1:
+            if self.knows_replicas:
                 replicas = self.evaluate_replicas()
                 row |= {"replica_test_errors": list(replicas.errors), "ensemble_test_error": replicas.ensemble_error}
         self._start_sums()
@@ -480,30 +485,9 @@ def train(
         wideflat.runs.RunInUse: If another process trains in ``out``.
     """
     options = options or Options()
-    run = Run.create(
-        out,
-        {
-            "experiment": experiment.to_dict(),
-            "options": dataclasses.asdict(options),
-            "data": {
-                "name": data.name,
-                "train": len(data.train),
-                "test": len(data.test),
-                "altered": bool(data.altered),
-            },
-        },
-    )
-    with run.locked():
+    with run_held(experiment, out, data, options, say) as (run, tell):
         if run.result() is not None:
-            say(f"{run.path} is finished already")
             return run
-        run.record_environment(data_source=data.source)
-
-        def tell(message: str) -> None:
-            """Say something and keep it with the run."""
-            run.append("events", {"time": now(), "event": message})
-            say(message)
-
         training = Training(experiment, data, options, device)
         state = run.restore(tell)
         if state is not None:
@@ -566,9 +550,50 @@ def train(
     return run
 
 
+@contextlib.contextmanager
+def run_held(
+    experiment: Preset,
+    out: str | os.PathLike[str],
+    data: ImageData,
+    options: Options,
+    say: Callable[[str], object],
+    **about: Any,
+) -> Iterator[tuple[Run, Callable[[str], None]]]:
+    """The run directory of a training, made if need be and held, and a function that says something and keeps it there.
+
+    Args:
+        experiment: What is trained.
+        out: The run directory.
+        data: The images.
+        options: How it is computed.
+        say: Where messages go.
+        **about: More to note about this start.
+    """
+    sizes = {"name": data.name, "train": len(data.train), "test": len(data.test), "altered": bool(data.altered)}
+    run = Run.create(out, {"experiment": experiment.to_dict(), "options": dataclasses.asdict(options), "data": sizes})
+
+    def tell(message: str) -> None:
+        run.append("events", {"time": now(), "event": message})
+        say(message)
+
+    with run.locked():
+        if run.result() is not None:
+            say(f"{run.path} is finished already")
+        else:
+            run.record_environment(data_source=data.source, **about)
+        yield run, tell
+
+
 def _finish(run: Run, training: Training) -> dict[str, Any]:
     """Save the final model: the center, batch norm refreshed on all training images, with its errors."""
     center = training.center(len(training.data.train))
+    result = _result(training, center)
+    run.save_model(center, result)
+    return result
+
+
+def _result(training: Training, center: nn.Module) -> dict[str, Any]:
+    """What is said of the final model: its errors, and those of the replicas where they are known."""
     test = evaluate([center], training._plain("test"))
     fit = evaluate([center], training._plain("train"))
     result: dict[str, Any] = {
@@ -578,11 +603,10 @@ def _finish(run: Run, training: Training) -> dict[str, Any]:
         "train_error": fit.errors[0],
         "train_loss": fit.losses[0],
     }
-    if len(training.learner.networks) > 1:
+    if training.knows_replicas:
         replicas = training.evaluate_replicas()
         result["replica_test_errors"] = list(replicas.errors)
         result["ensemble_test_error"] = replicas.ensemble_error
-    run.save_model(center, result)
     return result
 
 

@@ -52,6 +52,7 @@ class Command:
       wideflat train cifar10-resnet110 --limit-data 256 --epochs 2
       wideflat train committee-sgd-fast --restarts 10
       torchrun --nproc-per-node 3 -m wideflat train cifar10-smallconvnet --algorithm rsgd
+      torchrun --nproc-per-node 4 -m wideflat train cifar10-smallconvnet --algorithm rsgd --num-replicas 2
       wideflat train cifar10-smallconvnet --algorithm rsgd --fault-tolerant
     """
 
