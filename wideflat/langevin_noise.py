@@ -8,7 +8,6 @@ used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -21,17 +20,8 @@ __all__ = ["GaussianNoise"]
 _STRIDE = 210306068529402873165736369884012333109
 _PERIOD = 1 << 128
 
-#: Normal numbers that are drawn for a step, in two halves.
-FRESH = 131072
-
-#: Places that are served together; a window of this many numbers leaves room for 2^13 positions within a half.
-CHUNK = FRESH // 2 - 8192
-
-#: Fresh numbers that are drawn at a time: few enough for the cache, and for torch not to start threads.
-_PART = 32768
-
-#: Chunks that are served with the fresh numbers themselves.
-_FIRST = FRESH // CHUNK
+#: Numbers that are made at a time: few enough for the cache, and for torch not to start threads.
+CHUNK = 32768
 
 
 @cache
@@ -46,27 +36,14 @@ def _quantiles(dtype: torch.dtype) -> Tensor:
 
 
 class GaussianNoise:
-    r"""Normal numbers at places 0, 1, 2, ... of steps 0, 1, 2, ...: white noise, in places and in steps.
+    """Independent normal numbers at places 0, 1, 2, ... of steps 0, 1, 2, ...
 
-    To draw an independent number for each weight costs more than all the rest of an optimizer step. So 131072 fresh
-    numbers x are drawn for each step and scaled to the mean square 1, and the places are served in chunks of 57344. The
-    first two chunks take the fresh numbers as they are. Each further chunk takes two windows, one out of each half of
-    x, at random positions a and b and with random signs:
-
-    .. code-block:: text
-
-        z_i = (+- x_(a+i) +- x_(b+i)) / sqrt(2)                   0 <= a < 2^13, 2^16 <= b < 2^16 + 2^13
-
-    Every number is normal, and numbers at two different places or steps are uncorrelated: E z z^T = 1, exactly. Those
-    of different steps are independent, and so are, but for the scaling, those of one chunk and the first 114688 of a
-    step. Later chunks of one step share fresh numbers, so they are not independent; their signs are, which makes the
-    chunks uncorrelated. For a Langevin equation that is enough: the averages that its steps converge to depend on the
-    noise through its first moments alone (the weak Euler scheme).
-
-    A fresh number uses 16 random bits: they choose one of 65536 equally likely parts of the normal distribution, and
-    the number is the mean of that part, scaled so that the variance is exactly 1. The distribution function is right to
-    2^-17. The bits come from PCG64DXSM, which can be advanced to any place at once; the streams of different steps are
-    apart by numpy's own jump distance.
+    Each number uses 16 random bits: they choose one of 65536 equally likely parts of the normal distribution, and the
+    number is the mean of that part, scaled so that the variance is exactly 1. The distribution function is right to
+    2^-17, the mean is 0, the kurtosis 2.9998, the largest number 4.4. For weights in float32 this is finer than the
+    rounding of the sum of weight and noise, and it costs much less than ``torch.randn``, whose Mersenne twister takes
+    most of its time. The bits come from PCG64DXSM, which can be advanced to any place at once; the streams of different
+    steps are apart by numpy's own jump distance.
 
     Args:
         seed: Any integer. Different seeds give independent noise.
@@ -84,12 +61,9 @@ class GaussianNoise:
         self.seed = seed
         self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
         self._position = 0
-        self._step: int | None = None
-        self._index = torch.empty(_PART, dtype=torch.int32)
-        self._fresh = torch.empty(FRESH)
-        self._scale = 1.0  # of the fresh numbers, to their mean square 1
-        self._windows: list[int] = []  # 64 random bits for each chunk
-        self._sum = torch.empty(CHUNK)
+        self._index = torch.empty(CHUNK, dtype=torch.int32)
+        self._index_array = self._index.numpy()
+        self._values = torch.empty(CHUNK)
 
     def __call__(self, step: int, start: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``count`` numbers of the given step, from place ``start`` on."""
@@ -110,49 +84,16 @@ class GaussianNoise:
             if not piece.is_contiguous():
                 piece.add_(self(step, place, piece.numel(), piece.dtype).view(piece.shape), alpha=alpha)
                 continue
-            flat = piece.view(-1)
-            for z, factor, at in self._values(step, place, flat.numel()):
-                flat.narrow(0, at, z.numel()).add_(z, alpha=factor * alpha)
+            for at, part in enumerate(piece.view(-1).split(CHUNK)):
+                part.add_(self._draw(step, place + at * CHUNK, len(part)), alpha=alpha)
 
-    def _values(self, step: int, start: int, count: int) -> Iterator[tuple[Tensor, float, int]]:
-        """The numbers from one chunk after the other, in memory that the next one uses again; a factor that is still to
-        be applied to them, and the index of the first of them.
-        """
-        self._draw(step, (start + count - 1) // CHUNK)
-        at = 0
-        while at < count:
-            chunk, first = divmod(start + at, CHUNK)
-            length = min(CHUNK - first, count - at)
-            if chunk < _FIRST:
-                yield self._fresh.narrow(0, start + at, length), self._scale, at
-            else:
-                bits = self._windows[chunk]
-                one = self._fresh.narrow(0, first + (bits & 8191), length)
-                other = self._fresh.narrow(0, first + FRESH // 2 + (bits >> 13 & 8191), length)
-                z = self._sum if length == CHUNK else self._sum.narrow(0, 0, length)
-                torch.add(one, other, alpha=1 - (bits >> 26 & 2), out=z)
-                yield z, self._scale * math.sqrt(0.5) * (1 - (bits >> 27 & 2)), at
-            at += length
-
-    def _draw(self, step: int, last_chunk: int) -> None:
-        """Draw the fresh numbers of a step, and the windows up to a chunk. Four fresh numbers share 64 random bits."""
-        if step != self._step:
-            self._advance(step * _STRIDE)
-            square = 0.0
-            for part in self._fresh.split(_PART):
-                self._index.numpy()[:] = self._raw(_PART // 4).view(np.uint16)
-                square += torch.index_select(_quantiles(torch.float32), 0, self._index, out=part).norm().item() ** 2
-            self._scale = math.sqrt(FRESH / square)
-            self._step, self._windows = step, []
-        if last_chunk >= max(len(self._windows), _FIRST):
-            self._advance(step * _STRIDE + FRESH // 4 + len(self._windows))
-            self._windows += self._raw(last_chunk + 1 - len(self._windows)).tolist()
-
-    def _advance(self, position: int) -> None:
-        if position != self._position:
-            self._bits.advance((position - self._position) % _PERIOD)
-            self._position = position
-
-    def _raw(self, count: int) -> np.ndarray:
-        self._position += count
-        return self._bits.random_raw(count)
+    def _draw(self, step: int, start: int, count: int) -> Tensor:
+        """At most a chunk of numbers, in memory that the next call uses again. Four numbers share 64 random bits."""
+        word, skip = divmod(start, 4)
+        wanted = step * _STRIDE + word
+        if wanted != self._position:
+            self._bits.advance((wanted - self._position) % _PERIOD)
+        words = (skip + count + 3) // 4
+        self._index_array[:count] = self._bits.random_raw(words).view(np.uint16)[skip : skip + count]
+        self._position = wanted + words
+        return torch.index_select(_quantiles(torch.float32), 0, self._index[:count], out=self._values[:count])
