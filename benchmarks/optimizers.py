@@ -283,7 +283,7 @@ def main() -> None:
     if arguments.only not in (None, "steps"):
         return
     for name, size, calls, seconds in (
-        (resnet, 16, 1, 8 * budget),
+        (resnet, 128, 1, 14 * budget),
         (small, 128, 5, budget),
         (tiny, 128, 5, budget / 2),
     ):
