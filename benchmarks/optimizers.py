@@ -283,13 +283,16 @@ def main() -> None:
     if arguments.only not in (None, "steps"):
         return
     for name, size, calls, seconds in (
-        (resnet, 128, 1, 14 * budget),
+        (resnet, 16, 1, 8 * budget),
         (small, 128, 5, budget),
         (tiny, 128, 5, budget / 2),
     ):
         x = torch.randn(size, 16) if name == tiny else torch.randn(size, 3, 32, 32)
         steps = training_steps(networks[name], x, torch.randint(10, (size,)), vmap=name != resnet)
         table(f"Whole training step, {name}, mini-batches of {size}", steps, calls, rounds, seconds, clock)
+    large = training_steps(networks[resnet], torch.randn(128, 3, 32, 32), torch.randint(10, (128,)), vmap=False)
+    few = {name: large[name] for name in ("SGD (torch, foreach)", "EntropySGD, with noise")}  # seconds a step
+    table(f"Whole training step, {resnet}, mini-batches of 128", few, 1, 3, 8 * budget, clock)
 
 
 if __name__ == "__main__":
