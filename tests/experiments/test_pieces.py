@@ -109,6 +109,7 @@ def test_a_killed_process_is_reported_and_started_again_and_a_hopeless_one_is_li
     assert weights(item, SGD) == weights(undisturbed, SGD)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
     item, said = make(Table1, tmp_path, LONGER, retries=0)
     thread = when(has_metrics(item, SGD, RSGD), lambda: os.kill(os.getpid(), signal.SIGINT))
