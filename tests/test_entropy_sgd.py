@@ -89,14 +89,14 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
+@pytest.mark.parametrize("kind", ["kernel", "torch's fused", "foreach"])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_equals_algorithm_1_step_by_step(setting, fused, monkeypatch):
-    if not fused:
+def test_equals_algorithm_1_step_by_step(setting, kind, monkeypatch):
+    if kind == "foreach":
         monkeypatch.setattr(wideflat.entropy_sgd, "FUSED", ())
     settings = {"lr": 0.7, "inner_lr": 0.03, "inner_steps": 3, "gamma": 0.4, "epsilon": 0.0, "alpha": 0.75} | setting
     params = parameters()
-    opt = wideflat.EntropySGD(params, **settings, seed=3)
+    opt = wideflat.EntropySGD(params, **settings, seed=3, fused=None if kind == "kernel" else False)
     h = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0} | settings
     naive = NaiveEntropySGD(
         params, 3, **({"outer_momentum": h["momentum"], "outer_weight_decay": h["weight_decay"]} | h)

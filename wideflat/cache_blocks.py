@@ -161,9 +161,7 @@ def _addresses(lists: Sequence[list[Tensor]]) -> list[list[int]]:
     return [[tensor.data_ptr() for tensor in tensors] for tensors in lists]
 
 
-def cache_blocks(
-    *lists: Sequence[Tensor], offsets: Sequence[int] | None = None, size: int = BLOCK
-) -> Iterator[tuple[list[list[Tensor]], list[int]]]:
+def cache_blocks(*lists: Sequence[Tensor], size: int = BLOCK) -> Iterator[list[list[Tensor]]]:
     """Cut parallel lists of tensors into blocks of about ``size`` elements, each of one device and dtype.
 
     Tensors larger than a block are cut into flat views, small ones are packed together. On an accelerator, where a
@@ -172,44 +170,34 @@ def cache_blocks(
 
     Args:
         *lists: The tensors at one place of each list have one shape, device and dtype. Empty lists are left out.
-        offsets: A number for each tensor, handed back for each piece with the start of the piece added.
         size: Elements in a block.
 
     Yields:
-        The pieces of every list, and the offset of each piece.
+        The pieces of every list.
 
     Example:
-        >>> cut = list(cache_blocks([torch.arange(5), torch.arange(2)], offsets=[0, 8], size=4))
-        >>> [[piece.tolist() for piece in pieces] for (pieces,), _ in cut], [offsets for _, offsets in cut]
-        ([[[0, 1, 2, 3]], [[4], [0, 1]]], [[0], [4, 8]])
+        >>> blocks = cache_blocks([torch.arange(5), torch.ones(1)], size=4)
+        >>> [[piece.tolist() for piece in pieces] for (pieces,) in blocks]
+        [[[0, 1, 2, 3]], [[4]], [[1.0]]]
     """
     lists = tuple(tensors for tensors in lists if tensors)
     if not lists:
         return
-    if offsets is None:
-        offsets = [0] * len(lists[0])
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, tensor in enumerate(lists[0]):
         kinds.setdefault((tensor.device, tensor.dtype), []).append(index)
     for (device, _), members in kinds.items():
-        if len(kinds) == 1:
-            chosen, places = lists, offsets
-        else:
-            chosen = tuple([tensors[index] for index in members] for tensors in lists)
-            places = [offsets[index] for index in members]
+        chosen = lists if len(kinds) == 1 else tuple([tensors[index] for index in members] for tensors in lists)
         if device.type == "cpu" and sum(tensor.numel() for tensor in chosen[0]) >= size:
-            yield from _cut(chosen, places, size)
+            yield from _cut(chosen, size)
         else:
-            yield [list(tensors) for tensors in chosen], list(places)
+            yield [list(tensors) for tensors in chosen]
 
 
-def _cut(
-    lists: tuple[Sequence[Tensor], ...], offsets: Sequence[int], size: int
-) -> Iterator[tuple[list[list[Tensor]], list[int]]]:
+def _cut(lists: tuple[Sequence[Tensor], ...], size: int) -> Iterator[list[list[Tensor]]]:
     pending: list[list[Tensor]] = [[] for _ in lists]
-    pending_offsets: list[int] = []
     filled = 0
-    for start, *tensors in zip(offsets, *lists, strict=True):
+    for tensors in zip(*lists, strict=True):
         numel, strides = tensors[0].numel(), tensors[0].stride()
         if numel <= size or not all(tensor.stride() == strides and _is_dense(tensor) for tensor in tensors):
             pieces: list[tuple[Tensor, ...]] = [(tensor,) for tensor in tensors]
@@ -218,14 +206,12 @@ def _cut(
         for piece in zip(*pieces, strict=True):
             for kept, part in zip(pending, piece, strict=True):
                 kept.append(part)
-            pending_offsets.append(start)
-            start += size
             filled += piece[0].numel()
             if filled >= size:
-                yield pending, pending_offsets
-                pending, pending_offsets, filled = [[] for _ in lists], [], 0
-    if pending_offsets:
-        yield pending, pending_offsets
+                yield pending
+                pending, filled = [[] for _ in lists], 0
+    if pending[0]:
+        yield pending
 
 
 def _is_dense(tensor: Tensor) -> bool:

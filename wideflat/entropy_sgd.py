@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.cache_blocks import FlatBlocks, cache_blocks
+from wideflat.entropy_kernel import KernelLists, Rule, kernel_is_there
 from wideflat.langevin_noise import GaussianNoise
 
 __all__ = ["EntropySGD"]
@@ -74,6 +75,9 @@ class EntropySGD(Optimizer):
             L steps to learn.
         seed: Seed of the noise, which is a function of (seed, step, parameter): the same on every data-parallel rank
             and after a resume.
+        fused: Work in a compiled kernel, one pass over memory a step: for parameters on the CPU, where there is a C
+            compiler (`wideflat.entropy_kernel`). None does so where it can be done; True raises an error where not;
+            False uses torch's operations. The noise is the same, the rest equal up to rounding.
 
     Example:
         On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
@@ -107,7 +111,10 @@ class EntropySGD(Optimizer):
         outer_weight_decay: float | None = None,
         inner: Callable[..., Optimizer] | None = None,
         seed: int = 0,
+        fused: bool | None = None,
     ) -> None:
+        self._fused = fused
+        self._kernels: dict[tuple[str, int], KernelLists] = {}
         self._inner: Optimizer | None = None
         self._swapped = False
         self._noise: GaussianNoise | None = None
@@ -183,13 +190,14 @@ class EntropySGD(Optimizer):
         return state[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_inner": self._inner, "_swapped": self._swapped}
+        return {**super().__getstate__(), "_inner": self._inner, "_swapped": self._swapped, "_fused": self._fused}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_inner", None)
         self.__dict__.setdefault("_swapped", False)
-        self._noise, self._blocks = None, {}  # working memory, made anew
+        self.__dict__.setdefault("_fused", None)
+        self._noise, self._blocks, self._kernels = None, {}, {}  # working memory, made anew
 
     def state_dict(self) -> dict[str, Any]:
         """As for any optimizer; also right in the middle of a cycle, but not within `center`."""
@@ -309,6 +317,11 @@ class EntropySGD(Optimizer):
         if momentum and plain:
             lists.append([self._buffer(p, state, "momentum_buffer") for p, state in zip(params, states, strict=True)])
 
+        noise = math.sqrt(eta) * epsilon
+        if plain and (kernel := self._kernel_of("inner", number, lists, offsets)) is not None:
+            rule = Rule(eta, momentum, nesterov, weight_decay, gamma, alpha, noise, starting)
+            kernel.inner_step(grads, rule, self._noise_of(group) if noise else None, int(group["step"]))
+            return offset
         changed = [0, 2, *range(3, len(lists)), *([1] if starting else [])]
         for block in self._blocks_of("inner", number, lists, offsets)(grads, changed=changed):
             w_prime, w, mu, *velocity, grad = block.tensors
@@ -319,10 +332,31 @@ class EntropySGD(Optimizer):
                 pull = 0.0 if starting else gamma
                 terms, decay = [(grad, 1.0)] + [(w, -pull)] * (pull > 0), pull + weight_decay
                 _sgd(w_prime, terms, decay, *velocity, lr=eta, momentum=momentum, nesterov=nesterov, resting=starting)
-            if epsilon:
-                self._add_noise(block.parts(0), block.places, group, math.sqrt(eta) * epsilon)
+            if noise:
+                self._add_noise(block.parts(0), block.places, group, noise)
             _running_mean(mu, w if starting else mu, w_prime, alpha)
         return offset
+
+    def _kernel_of(self, loop: str, number: int, lists: list[list[Tensor]], offsets: list[int]) -> KernelLists | None:
+        """The kernel on the tensors of a group; None if torch's operations are to be used."""
+        if self._fused is False or torch.compiler.is_compiling():
+            return None
+        key = loop, number
+        kernel = self._kernels.get(key)
+        if kernel is not None and kernel.still_of(*lists, offsets=offsets):
+            return kernel
+        self._kernels.pop(key, None)
+        if self._fused is None and not kernel_is_there(lists[0]):
+            return None
+        if not KernelLists.fits(*lists):
+            if self._fused and lists[0]:
+                raise RuntimeError(
+                    "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
+                    "float64; use fused=None, which falls back on torch's operations"
+                )
+            return None
+        self._kernels[key] = KernelLists(*lists, offsets=offsets)
+        return self._kernels[key]
 
     def _blocks_of(self, loop: str, number: int, lists: list[list[Tensor]], offsets: list[int]) -> FlatBlocks:
         """The blocks of a group, the same as in the last step unless its tensors are others now."""
@@ -378,13 +412,17 @@ class EntropySGD(Optimizer):
             if momentum:
                 name = "outer_momentum_buffer"
                 lists.append([self._buffer(p, state, name) for p, state in zip(params, states, strict=True)])
-            blocks = self._blocks_of("outer", number, lists, [0] * len(params))
+            offsets = [0] * len(params)
+            group["position"] = 0
+            if (kernel := self._kernel_of("outer", number, lists, offsets)) is not None:
+                kernel.outer_step(Rule(lr=eta, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay))
+                continue
+            blocks = self._blocks_of("outer", number, lists, offsets)
             for block in blocks(changed=[0, 1, *range(3, len(lists))]):
                 w_prime, w, mu, *velocity = block.tensors
                 # dw = (w - mu) + weight decay w
                 _sgd(w, [(mu, -1.0)], 1 + weight_decay, *velocity, lr=eta, momentum=momentum, nesterov=nesterov)
                 torch._foreach_copy_(w_prime, w)
-            group["position"] = 0
 
     def _moved(self, p: Tensor) -> bool:
         """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""
@@ -398,15 +436,20 @@ class EntropySGD(Optimizer):
         """
         seed, step = int(group["seed"]), int(group["step"])
         if w_prime[0].device.type == "cpu":
-            if self._noise is None or self._noise.seed != seed:
-                self._noise = GaussianNoise(seed)
-            self._noise.add_(w_prime, step, places, scale)
+            self._noise_of(group).add_(w_prime, step, places, scale)
             return
         generator = torch.Generator(device=w_prime[0].device)
         for piece, place in zip(w_prime, places, strict=True):
             generator.manual_seed(hash((seed, step, place)) & 0x7FFFFFFFFFFFFFFF)
             noise = torch.empty_like(piece, memory_format=torch.preserve_format).normal_(generator=generator)
             piece.add_(noise, alpha=scale)
+
+    def _noise_of(self, group: dict[str, Any]) -> GaussianNoise:
+        """The noise of the group's seed, kept until another seed is asked for."""
+        seed = int(group["seed"])
+        if self._noise is None or self._noise.seed != seed:
+            self._noise = GaussianNoise(seed)
+        return self._noise
 
     # ----------------------------------------------------------------------------------------------------- the center
 
@@ -446,7 +489,7 @@ class EntropySGD(Optimizer):
         """Exchange w and w', in place: whoever shares the memory of the parameters sees it too."""
         params = [p for group in self.param_groups for p in group["params"] if p in self.state]
         lists = [params, [self.state[p]["center"] for p in params]]
-        for (w_prime, w), _ in cache_blocks(*lists):
+        for w_prime, w in cache_blocks(*lists):
             kept = [tensor.clone() for tensor in w_prime]
             torch._foreach_copy_(w_prime, w)
             torch._foreach_copy_(w, kept)

@@ -403,7 +403,7 @@ class LivingReplicas:
                 torch._foreach_zero_(tensors)
         for indices, views in zip(self._buckets.indices, self._buckets.views, strict=True):
             lists = [[tensors[i] for i in indices] for tensors in (self._weights, *rest)]
-            for (mine, *pieces), _ in cache_blocks(*lists, views):
+            for mine, *pieces in cache_blocks(*lists, views):
                 yield [mine], pieces[:-1], pieces[-1]
 
     def distances(self) -> Tensor:

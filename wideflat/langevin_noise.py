@@ -60,6 +60,11 @@ class GaussianNoise:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
+        start = self._bits.state["state"]
+        #: State and increment of the generator at word 0, for those who draw the same numbers themselves.
+        self.origin = (start["state"], start["inc"])
+        #: The positive half of the quantiles; the number of the bits b is minus that of the bits 65535 - b.
+        self.upper_quantiles = _quantiles(torch.float32)[32768:]
         self._position = 0
         self._index = torch.empty(CHUNK, dtype=torch.int32)
         self._index_array = self._index.numpy()
@@ -86,6 +91,11 @@ class GaussianNoise:
                 continue
             for at, part in enumerate(piece.view(-1).split(CHUNK)):
                 part.add_(self._draw(step, place + at * CHUNK, len(part)), alpha=alpha)
+
+    @staticmethod
+    def first_word(step: int) -> int:
+        """The word of 64 random bits that the first four places of a step share."""
+        return step * _STRIDE % _PERIOD
 
     def _draw(self, step: int, start: int, count: int) -> Tensor:
         """At most a chunk of numbers, in memory that the next call uses again. Four numbers share 64 random bits."""

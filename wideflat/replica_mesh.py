@@ -181,7 +181,7 @@ class MeshReplicas:
             work.wait()
             flat.div_(self.num_replicas)
             lists = [[tensors[i] for i in indices] for tensors in (w, *rest)]
-            for (mine, *pieces), _ in cache_blocks(*lists, views):
+            for mine, *pieces in cache_blocks(*lists, views):
                 yield [mine], pieces[:-1], pieces[-1]
 
     def _start(self, w: list[Tensor]) -> tuple[FlatBuckets, list[dist.Work]]:

@@ -231,7 +231,7 @@ class _InProcess:
 
     def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
         y = len(members)
-        for pieces, _ in cache_blocks(*members, *others):
+        for pieces in cache_blocks(*members, *others):
             yield pieces[:y], pieces[y:], _mean(pieces[:y])
 
     def total(self, values: Tensor) -> Tensor:
@@ -550,7 +550,7 @@ def _mean(members: Sequence[list[Tensor]]) -> list[Tensor]:
 
 
 def _set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) -> None:
-    for (out, *pieces), _ in cache_blocks(target, *members):
+    for out, *pieces in cache_blocks(target, *members):
         torch._foreach_copy_(out, _mean(pieces))
 
 
