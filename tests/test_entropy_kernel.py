@@ -1,7 +1,6 @@
-"""The compiled steps of Entropy-SGD: the same as torch's operations, and what happens without a compiler."""
+"""The compiled steps of Entropy-SGD: the same as torch's operations, with the same noise."""
 
 import copy
-import subprocess
 
 import pytest
 import torch
@@ -10,17 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wideflat
-from wideflat import entropy_kernel
-from wideflat.entropy_kernel import KernelError, KernelLists, Rule, compile_kernel
-from wideflat.langevin_noise import GaussianNoise
+from wideflat.entropy_kernel import KernelLists, Rule
+from wideflat.gaussian_noise import GaussianNoise
+from wideflat.kernels import kernel_is_there
 
-try:
-    compile_kernel(torch.float32)
-    WHY = ""
-except KernelError as error:
-    WHY = str(error)
-
-compiled = pytest.mark.skipif(bool(WHY), reason=f"no kernel here: {WHY}")
+pytestmark = pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here")
 
 
 def noise_by_the_kernel(sizes, offsets, seed, step, dtype=torch.float32):
@@ -30,7 +23,6 @@ def noise_by_the_kernel(sizes, offsets, seed, step, dtype=torch.float32):
     return x
 
 
-@compiled
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tensors=st.lists(
@@ -50,7 +42,6 @@ def test_the_noise_is_that_of_gaussian_noise_bit_for_bit(tensors, seed, step):
         assert torch.equal(z, GaussianNoise(seed)(step, offset, size))
 
 
-@compiled
 def test_the_noise_of_large_and_double_tensors():
     (z,) = noise_by_the_kernel([300_001], [7], seed=2, step=5, dtype=torch.float64)
     assert torch.equal(z, GaussianNoise(2)(5, 7, 300_001, torch.float64))
@@ -81,7 +72,6 @@ def train(net, steps, threads=1, **arguments):
     return opt
 
 
-@compiled
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("momentum", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str)
 def test_equals_torch_operations(momentum, layout):
@@ -95,7 +85,6 @@ def test_equals_torch_operations(momentum, layout):
     assert not opts[1]._kernels
 
 
-@compiled
 def test_threads_change_nothing():
     one, three = network(), network()
     train(one, 5, threads=1, momentum=0.9, fused=True)
@@ -103,7 +92,6 @@ def test_threads_change_nothing():
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), three.parameters(), strict=True))
 
 
-@compiled
 def test_gradients_that_lie_otherwise_in_memory():
     torch.manual_seed(0)
     value, gradient = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2)
@@ -116,7 +104,6 @@ def test_gradients_that_lie_otherwise_in_memory():
     assert torch.equal(*results)
 
 
-@compiled
 def test_autograd_notices_the_step():
     p = nn.Parameter(torch.ones(3))
     opt = wideflat.EntropySGD([p], fused=True)
@@ -127,7 +114,6 @@ def test_autograd_notices_the_step():
         loss.backward()
 
 
-@compiled
 def test_what_does_not_fit_uses_torch_or_is_refused():
     single, double = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, dtype=torch.float64))
     half = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
@@ -143,7 +129,6 @@ def test_what_does_not_fit_uses_torch_or_is_refused():
             opt.step()
 
 
-@compiled
 def test_copies_keep_the_choice_and_make_their_own_lists():
     p = nn.Parameter(torch.ones(3))
     opt = wideflat.EntropySGD([p], fused=False)
@@ -154,62 +139,3 @@ def test_copies_keep_the_choice_and_make_their_own_lists():
     twin = copy.deepcopy(opt)
     assert twin._fused is True
     assert not twin._kernels
-
-
-# --------------------------------------------------------------------------------------------------------- the compiler
-
-
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """A cache of compiled kernels of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    entropy_kernel._outcome.cache_clear()
-    yield tmp_path / "wideflat"
-    entropy_kernel._outcome.cache_clear()
-
-
-def step_of(fused):
-    p = nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    wideflat.EntropySGD([p], fused=fused).step()
-    return p.detach()
-
-
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_working_compiler(fresh, monkeypatch, compiler):
-    monkeypatch.setenv("CC", compiler)
-    assert torch.equal(step_of(None), step_of(False))
-    with pytest.raises(KernelError, match=compiler):
-        step_of(True)
-
-
-@compiled
-def test_a_cache_that_cannot_be_written(fresh, monkeypatch):
-    fresh.write_text("in the way")
-    assert torch.equal(step_of(None), step_of(False))
-    with pytest.raises(KernelError, match=r"File exists|Not a directory"):
-        step_of(True)
-
-
-@compiled
-def test_compiled_once(fresh, monkeypatch):
-    step_of(True)
-    (library,) = fresh.iterdir()  # and nothing else is left behind
-    first = library.stat().st_mtime_ns
-    entropy_kernel._outcome.cache_clear()
-    step_of(True)
-    assert [path.stat().st_mtime_ns for path in fresh.iterdir()] == [first]
-    assert fresh.stat().st_mode & 0o077 == 0  # a library from here is loaded: nobody else may write one
-
-
-@compiled
-def test_compiled_without_threads_where_openmp_is_missing(fresh, monkeypatch):
-    run = subprocess.run
-
-    def no_openmp(command, **arguments):
-        if "-fopenmp" in command and "-c" in command:
-            raise subprocess.CalledProcessError(1, command, stderr=b"-fopenmp: not here")
-        return run(command, **arguments)
-
-    monkeypatch.setattr(entropy_kernel.subprocess, "run", no_openmp)
-    assert torch.equal(compile_kernel(torch.float32) and step_of(True), step_of(None))

@@ -249,6 +249,7 @@ def test_the_folded_and_the_plain_network_give_the_same_numbers():
 
 def test_the_naive_loop_gives_the_same_numbers():
     """Copy, perturb, evaluate everything, restore: the twin of noise="pass", with the same z."""
+    from wideflat.gaussian_noise import GaussianNoise
     from wideflat.perturbation import seed_of
 
     torch.manual_seed(0)
@@ -261,7 +262,8 @@ def test_the_naive_loop_gives_the_same_numbers():
         weights = [p.clone() for p in model.parameters()]
         for number in range(2):
             g = torch.Generator().manual_seed(seed_of(7, number))
-            flat = torch.empty(sum(p.numel() for p in weights)).normal_(generator=g)
+            noise = GaussianNoise(int(torch.randint(2**63 - 1, (), generator=g)))
+            flat = noise(0, 0, sum(p.numel() for p in weights))
             for p, w, z in zip(model.parameters(), weights, flat.split([w.numel() for w in weights]), strict=True):
                 p.copy_(w + 0.2 * z.view(w.shape) * w)
             value = nn.functional.cross_entropy(model(x), y).item() - base

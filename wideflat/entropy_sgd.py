@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.cache_blocks import FlatBlocks, cache_blocks
-from wideflat.entropy_kernel import KernelLists, Rule, kernel_is_there
-from wideflat.langevin_noise import GaussianNoise
+from wideflat.entropy_kernel import KernelLists, Rule
+from wideflat.gaussian_noise import GaussianNoise
+from wideflat.kernels import kernel_is_there
 
 __all__ = ["EntropySGD"]
 
@@ -76,7 +77,7 @@ class EntropySGD(Optimizer):
         seed: Seed of the noise, which is a function of (seed, step, parameter): the same on every data-parallel rank
             and after a resume.
         fused: Work in a compiled kernel, one pass over memory a step: for parameters on the CPU, where there is a C
-            compiler (`wideflat.entropy_kernel`). None does so where it can be done; True raises an error where not;
+            compiler (`wideflat.kernels`). None does so where it can be done; True raises an error where not;
             False uses torch's operations. The noise is the same, the rest equal up to rounding.
 
     Example:
@@ -346,7 +347,7 @@ class EntropySGD(Optimizer):
         if kernel is not None and kernel.still_of(*lists, offsets=offsets):
             return kernel
         self._kernels.pop(key, None)
-        if self._fused is None and not kernel_is_there(lists[0]):
+        if self._fused is None and not (lists[0] and kernel_is_there(lists[0][0])):
             return None
         if not KernelLists.fits(*lists):
             if self._fused and lists[0]:

@@ -34,6 +34,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from wideflat.gaussian_noise import GaussianNoise
+
 __all__ = ["ExampleNoise", "FirstLayer", "Selection", "SharedNoise", "select_parameters"]
 
 #: Which parameters are perturbed: a word, a regular expression for the whole name, several of them, or a predicate.
@@ -165,7 +167,11 @@ class SharedNoise:
     def draw(self, generator: torch.Generator) -> None:
         """Draw a new z. It takes effect at the next :meth:`apply`."""
         for weights, noise in zip(self._weights, self._noise, strict=True):
-            _normal(noise, generator).mul_(weights)
+            if noise.device.type == "cpu":  # several times faster than torch's own normal numbers
+                seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+                GaussianNoise(seed).multiply(weights, noise)
+            else:
+                _normal(noise, generator).mul_(weights)
 
     def apply(self, sigma: float) -> None:
         """Set the parameters to w + sigma z * w."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from wideflat.langevin_noise import CHUNK, GaussianNoise, _quantiles
+from wideflat.gaussian_noise import CHUNK, GaussianNoise, _quantiles
 
 
 def test_the_distribution_is_normal():

@@ -1,8 +1,8 @@
-/* The steps of Entropy-SGD (Algorithm 1), each in one pass over memory.
+/* Gaussian noise on weights, and the steps of Entropy-SGD (Algorithm 1), each in one pass over memory.
  *
- * wideflat/entropy_kernel.py compiles this file with REAL = float or double, and says what the arguments are. The noise
- * is that of wideflat/langevin_noise.py, number by number: 16 random bits choose one of 65536 equally likely parts of
- * the normal distribution. The bits come from PCG64DXSM, a 128-bit congruential generator, which can jump to any place.
+ * wideflat/kernels.py compiles this file with REAL = float or double. The noise is that of wideflat/gaussian_noise.py,
+ * number by number: 16 random bits choose one of 65536 equally likely parts of the normal distribution. The bits come
+ * from PCG64DXSM, a 128-bit congruential generator, which can jump to any place.
  *
  * Tensors are worked through in chunks that start at fixed elements, so that the result does not depend on the number
  * of threads, to the last bit.
@@ -13,11 +13,6 @@ typedef unsigned __int128 u128;
 
 #define CHUNK 1024
 #define MULTIPLIER 0xda942042e4dd58b5ULL
-
-typedef struct {
-    double lr, momentum, nesterov, weight_decay, gamma, alpha, noise;
-    int64_t starting; /* the first step of a cycle: w' = w, no velocity, and mu starts from w */
-} Rule;
 
 typedef struct {
     uint64_t origin_high, origin_low, increment_high, increment_low; /* of the generator */
@@ -97,7 +92,29 @@ static void draw(Stream *stream, const float *upper, int64_t place, int64_t coun
     for (int64_t i = 0; i < count; i++) out[i] = quantile(upper, bits.parts[skip + i]);
 }
 
+/* out <- z * w */
+void multiply(int64_t threads, int64_t count, const Source *source, REAL *out, const REAL *w) {
+    const int64_t chunks = (count + CHUNK - 1) / CHUNK;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+#endif
+    for (int64_t part = 0; part < threads; part++) {
+        float z[CHUNK];
+        Stream stream = stream_of(source);
+        for (int64_t chunk = part * chunks / threads; chunk < (part + 1) * chunks / threads; chunk++) {
+            const int64_t at = chunk * CHUNK, n = count - at < CHUNK ? count - at : CHUNK;
+            draw(&stream, source->quantiles, at, n, z);
+            for (int64_t i = 0; i < n; i++) out[at + i] = z[i] * w[at + i];
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------- the steps */
+
+typedef struct {
+    double lr, momentum, nesterov, weight_decay, gamma, alpha, noise;
+    int64_t starting; /* the first step of a cycle: w' = w, no velocity, and mu starts from w */
+} Rule;
 
 enum { PLAIN, MOMENTUM, NESTEROV };
 

@@ -2,17 +2,20 @@
 
 The Langevin noise of Entropy-SGD must be the same on every data-parallel rank, and the same after a resume in the
 middle of a run. So it is not drawn from a generator that runs along with the training, but computed from where it is
-used.
+used. The perturbations of the local energy take their noise from here too, because it is cheaper than torch's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from wideflat.kernels import Source, compile_kernel, kernel_is_there, threads_for
 
 __all__ = ["GaussianNoise"]
 
@@ -60,12 +63,9 @@ class GaussianNoise:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._bits = np.random.PCG64DXSM(abs(seed) * 2 + (seed < 0))
-        start = self._bits.state["state"]
-        #: State and increment of the generator at word 0, for those who draw the same numbers themselves.
-        self.origin = (start["state"], start["inc"])
-        #: The positive half of the quantiles; the number of the bits b is minus that of the bits 65535 - b.
-        self.upper_quantiles = _quantiles(torch.float32)[32768:]
         self._position = 0
+        start = self._bits.state["state"]
+        self._origin = (start["state"], start["inc"])
         self._index = torch.empty(CHUNK, dtype=torch.int32)
         self._index_array = self._index.numpy()
         self._values = torch.empty(CHUNK)
@@ -92,10 +92,34 @@ class GaussianNoise:
             for at, part in enumerate(piece.view(-1).split(CHUNK)):
                 part.add_(self._draw(step, place + at * CHUNK, len(part)), alpha=alpha)
 
-    @staticmethod
-    def first_word(step: int) -> int:
-        """The word of 64 random bits that the first four places of a step share."""
-        return step * _STRIDE % _PERIOD
+    @torch.no_grad()
+    def multiply(self, weights: Tensor, out: Tensor, step: int = 0) -> None:
+        """Set ``out`` to the noise of a step times ``weights``; both are flat, on the CPU and of one type.
+
+        >>> noise, out = GaussianNoise(seed=1), torch.empty(5)
+        >>> noise.multiply(torch.full((5,), 2.0), out)
+        >>> torch.equal(out, 2 * noise(0, 0, 5))
+        True
+        """
+        if kernel_is_there(out):
+            compile_kernel(out.dtype).multiply(
+                ctypes.c_int64(threads_for(len(out))),
+                ctypes.c_int64(len(out)),
+                ctypes.byref(self.source(step)),
+                ctypes.c_void_p(out.data_ptr()),
+                ctypes.c_void_p(weights.data_ptr()),
+            )
+            torch.autograd.graph.increment_version(out)
+            return
+        for at, (part, factor) in enumerate(zip(out.split(CHUNK), weights.split(CHUNK), strict=True)):
+            torch.mul(self._draw(step, at * CHUNK, len(part)), factor, out=part)
+
+    def source(self, step: int) -> Source:
+        """What a kernel needs to draw the numbers of a step itself."""
+        numbers = (*self._origin, step * _STRIDE % _PERIOD)
+        halves = [half for number in numbers for half in (number >> 64, number & 0xFFFFFFFFFFFFFFFF)]
+        # The number of the bits b is minus that of the bits 65535 - b: the upper half of the table is enough.
+        return Source(*halves, _quantiles(torch.float32)[32768:].data_ptr())
 
     def _draw(self, step: int, start: int, count: int) -> Tensor:
         """At most a chunk of numbers, in memory that the next call uses again. Four numbers share 64 random bits."""
