@@ -20,7 +20,9 @@ for some steps. The images are not augmented, so that both sides see the same.
 
 "of peak" is the work of the forward passes (one of the whole network for each example, pass and sigma, and one for the
 baseline, as torch's flop counter counts them) over all time, drawing noise and folding included, as a fraction of the
-measured peak of a matrix product. A product of a first layer that serves several sigmas or passes counts for each.
+measured peak of a matrix product. A product of a first layer that serves several sigmas or passes counts for each. The
+last line of a convolutional network has its forward passes by themselves, as the inner evaluation makes them: blocks of
+the size that was chosen, channels last, batch norm folded.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from wideflat import local_energy
 from wideflat.committee import train
 from wideflat.data import dress_coat, load
 from wideflat.evaluation import error_metric
+from wideflat.folding import FoldedNetwork
 from wideflat.models import resnet18, smallconvnet
 from wideflat.runs import Run, load_state
 
@@ -143,6 +146,31 @@ def compare(
             f"{each / per_pass:5.2f}x {variance / ours * each / per_pass:7.0f}x {100 * rate:7.0f}%",
             flush=True,
         )
+
+        block = int(profile.conventions["block_size"])
+    if default == "example":  # many passes at once, layer by layer: there is no forward pass by itself
+        return
+    rates = sorted(forward_rates(model, x, block, work))
+    print(
+        f"  forward passes alone, blocks of {block}: {100 * rates[len(rates) // 2] / peak:.0f}% of peak "
+        f"(median of {len(rates)}; best {100 * rates[-1] / peak:.0f}%)",
+        flush=True,
+    )
+
+
+def forward_rates(model: nn.Module, x: Tensor, block: int, work: int, seconds: float = 4.0) -> list[float]:
+    """Floating-point operations a second of forward passes over blocks, one number a pass."""
+    network = FoldedNetwork.fold(model) or model.eval()
+    part = x[:block].to(memory_format=torch.channels_last) if x.dim() == 4 else x[:block]
+    rates: list[float] = []
+    with torch.no_grad():
+        network(part)
+        start = time.perf_counter()
+        while len(rates) < 9 or time.perf_counter() - start < seconds:
+            begin = time.perf_counter()
+            network(part)
+            rates.append(work * len(part) / (time.perf_counter() - begin))
+    return rates
 
 
 # ---------------------------------------------------------------------------------------------- networks and data

@@ -77,13 +77,13 @@ def test_weights_times_noise(fresh, monkeypatch, dtype, compiler):
     if compiler:
         monkeypatch.setenv("CC", compiler)
     weights = torch.linspace(-2, 2, 100_003).to(dtype)
-    expected = (GaussianNoise(7)(3, 0, len(weights)) * weights).to(dtype)
+    expected = GaussianNoise(7)(3, 0, len(weights), dtype) * weights
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            out = torch.empty_like(weights)
-            GaussianNoise(7).multiply(weights, out, step=3)
-            assert torch.equal(out, expected)
+            assert torch.equal(GaussianNoise(7).fill(torch.empty_like(weights), weights, step=3), expected)
+            noise = GaussianNoise(7).fill(torch.empty(1, 9, dtype=dtype), step=3)
+            assert torch.equal(noise, GaussianNoise(7)(3, 0, 9, dtype).view(1, 9))
     finally:
         torch.set_num_threads(before)

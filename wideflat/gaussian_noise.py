@@ -93,26 +93,30 @@ class GaussianNoise:
                 part.add_(self._draw(step, place + at * CHUNK, len(part)), alpha=alpha)
 
     @torch.no_grad()
-    def multiply(self, weights: Tensor, out: Tensor, step: int = 0) -> None:
-        """Set ``out`` to the noise of a step times ``weights``; both are flat, on the CPU and of one type.
+    def fill(self, out: Tensor, weights: Tensor | None = None, step: int = 0) -> Tensor:
+        """Set ``out`` to the noise of a step, times ``weights`` if given; both are contiguous and on the CPU.
 
-        >>> noise, out = GaussianNoise(seed=1), torch.empty(5)
-        >>> noise.multiply(torch.full((5,), 2.0), out)
-        >>> torch.equal(out, 2 * noise(0, 0, 5))
+        >>> noise = GaussianNoise(seed=1)
+        >>> z = noise.fill(torch.empty(5))
+        >>> torch.equal(noise.fill(torch.empty(5), torch.full((5,), 2.0)), 2 * z)
         True
         """
         if kernel_is_there(out):
             compile_kernel(out.dtype).multiply(
-                ctypes.c_int64(threads_for(len(out))),
-                ctypes.c_int64(len(out)),
+                ctypes.c_int64(threads_for(out.numel())),
+                ctypes.c_int64(out.numel()),
                 ctypes.byref(self.source(step)),
                 ctypes.c_void_p(out.data_ptr()),
-                ctypes.c_void_p(weights.data_ptr()),
+                None if weights is None else ctypes.c_void_p(weights.data_ptr()),
             )
             torch.autograd.graph.increment_version(out)
-            return
-        for at, (part, factor) in enumerate(zip(out.split(CHUNK), weights.split(CHUNK), strict=True)):
-            torch.mul(self._draw(step, at * CHUNK, len(part)), factor, out=part)
+            return out
+        factors = None if weights is None else weights.view(-1).split(CHUNK)
+        for at, part in enumerate(out.view(-1).split(CHUNK)):
+            part.copy_(self._draw(step, at * CHUNK, len(part)))
+            if factors is not None:
+                part.mul_(factors[at])
+        return out
 
     def source(self, step: int) -> Source:
         """What a kernel needs to draw the numbers of a step itself."""

@@ -92,7 +92,7 @@ static void draw(Stream *stream, const float *upper, int64_t place, int64_t coun
     for (int64_t i = 0; i < count; i++) out[i] = quantile(upper, bits.parts[skip + i]);
 }
 
-/* out <- z * w */
+/* out <- z * w, or z itself without w */
 void multiply(int64_t threads, int64_t count, const Source *source, REAL *out, const REAL *w) {
     const int64_t chunks = (count + CHUNK - 1) / CHUNK;
 #ifdef _OPENMP
@@ -104,7 +104,10 @@ void multiply(int64_t threads, int64_t count, const Source *source, REAL *out, c
         for (int64_t chunk = part * chunks / threads; chunk < (part + 1) * chunks / threads; chunk++) {
             const int64_t at = chunk * CHUNK, n = count - at < CHUNK ? count - at : CHUNK;
             draw(&stream, source->quantiles, at, n, z);
-            for (int64_t i = 0; i < n; i++) out[at + i] = z[i] * w[at + i];
+            if (w)
+                for (int64_t i = 0; i < n; i++) out[at + i] = z[i] * w[at + i];
+            else
+                for (int64_t i = 0; i < n; i++) out[at + i] = z[i];
         }
     }
 }
