@@ -12,8 +12,9 @@ exact: all vectors of the algorithms (replicas, their barycenter, the explorer w
 these. Every ``refresh`` epochs the weights are computed from the coordinates and everything starts from there, so that
 rounding errors do not pile up.
 
-**Rows that are not needed.** The sum over rows of G is ``embedding_bag``: each restart picks its own rows, nothing is
-copied, the time is proportional to the rows, and the result of one restart is independent of the others bit for bit.
+**Rows that are not needed.** The sum over rows of G is a kernel in C (:mod:`wideflat.committee_kernel`) or, without a
+compiler, ``embedding_bag``: each restart picks its own rows, nothing is copied, the time is proportional to the rows,
+and the result of one restart is independent of the others bit for bit.
 Coefficients so small that they cannot move a pre-activation by 1/16 of a rounding error are set to zero; when part of
 a mini-batch is like that (late in a run: omega is large, the pattern has a margin), only the others are added. Where
 no pattern of any replica can have a coefficient until the next refresh, rSGD goes there at once:
@@ -45,6 +46,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wideflat.committee import Interrupted, Setting, Solutions, balanced_error, errors
+from wideflat.committee_kernel import CommitteeKernel
 from wideflat.committee_mixing import largest_coefficient, mixing, movement, spread
 from wideflat.data.patterns import Patterns
 from wideflat.files import atomic_write
@@ -296,6 +298,7 @@ class _Gram(_Form):
         self.largest = float(torch.linalg.eigvalsh(gram)[-1]) * (1 + 1e-6)
         self.threshold = torch.finfo(dtype).eps / 16 / float(gram.diagonal().max())
         self.active = 1.0  # fraction of patterns with a coefficient, measured once an epoch
+        self.kernel = CommitteeKernel(self.gram, self.num_patterns) if CommitteeKernel.available(self.gram) else None
 
     # .............................................................................................. start and finish
 
@@ -399,6 +402,8 @@ class _Gram(_Form):
         The sums run in the order of the mini-batch in both branches, and adding a zero changes nothing, so the
         branches agree bit for bit.
         """
+        if self.kernel is not None:
+            return self.kernel.add_rows(a, batch.patterns, c) > 0
         n, H, B = len(c), self.hidden, self.batch_size
         if self.measure or self.active < _SPARSE:
             some = c.abs().amax(dim=1) > 0
@@ -462,11 +467,40 @@ class _Gram(_Form):
                 v.mul_(norm2.rsqrt_())
 
     def _esgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
+        setting, L = self.setting, self.setting.inner_steps
+        eta, alpha = setting.lr, setting.alpha
+        k = setting.inner_lr * setting.gamma(epoch)
+        num_batches = -(-self.num_patterns // self.batch_size)
+        if self.kernel is not None and masks is None:
+            self.state["d"] = self.kernel.esgd_epoch(
+                self.state["a"],
+                self.state["c"],
+                self.state["m"],
+                orders.contiguous(),
+                self.target,
+                self.batch_size,
+                slope=2 * setting.tanh_beta(epoch),
+                inside=-4 * setting.omega(epoch) / math.sqrt(self.hidden),
+                outside=4 * setting.inner_lr * self.rate * setting.tanh_beta(epoch) / math.sqrt(self.hidden),
+                threshold=self.threshold,
+                pull=k,
+                alpha=alpha,
+                lr=eta,
+            )
+        else:
+            self._esgd_steps(epoch, orders, masks, k)
+        # noise of inner step l reaches w with the weight eta sum_{l' >= l} (1 - alpha) alpha^(L-1-l') (1 - k)^(l'-l)
+        reach = 0.0
+        for inner in range(L):
+            reach += sum((1 - alpha) * alpha ** (L - 1 - i) * (1 - k) ** (i - inner) for i in range(inner, L)) ** 2
+        self.noise += num_batches * eta**2 * setting.inner_lr * setting.epsilon**2 * reach
+
+    def _esgd_steps(self, epoch: int, orders: Tensor, masks: Tensor | None, k: float) -> None:
+        """The steps of an epoch by torch's operations; ``k`` is the pull of an inner step."""
         setting, H, L = self.setting, self.hidden, self.setting.inner_steps
         a, c, m = (self.state[name] for name in ("a", "c", "m"))
         n, slope = len(a), 2 * setting.tanh_beta(epoch)
         eta, alpha = setting.lr, setting.alpha
-        k = setting.inner_lr * setting.gamma(epoch)
         pull = a.new_tensor([k, 0, k]).view(3, 1, 1, 1)
         s, q, q_c = torch.empty_like(a), torch.empty_like(a), torch.empty_like(a)
         steps = a.new_empty(n, H, L, _padded(self.batch_size, 16))  # the coefficients that were added to S
@@ -520,11 +554,6 @@ class _Gram(_Form):
             a.mul_(kept).addcmul_(q, added)
             c.mul_(kept).addcmul_(q_c, added)
             m.mul_(kept)
-        # noise of inner step l reaches w with the weight eta sum_{l' >= l} (1 - alpha) alpha^(L-1-l') (1 - k)^(l'-l)
-        reach = 0.0
-        for inner in range(L):
-            reach += sum((1 - alpha) * alpha ** (L - 1 - i) * (1 - k) ** (i - inner) for i in range(inner, L)) ** 2
-        self.noise += num_batches * eta**2 * setting.inner_lr * setting.epsilon**2 * reach
 
 
 class _Direct(_Form):

@@ -1,0 +1,144 @@
+"""Steps of many committee machines in C (`wideflat.kernels`): sums over rows of the Gram matrix, and an epoch of eSGD.
+
+Each network picks its own rows, so the sum is not a matrix product. Torch's nearest operation is ``embedding_bag``,
+which reads a row once for every hidden unit; the kernel reads it once for three. An inner step of eSGD is some twenty
+small operations besides, which in C are one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from wideflat.kernels import compile_kernel, kernel_is_there
+
+__all__ = ["CommitteeKernel"]
+
+
+class Epoch(ctypes.Structure):
+    """Sizes and constants of an epoch; the fields of the same name in C."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("networks", "hidden", "patterns", "width")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "batch", "inner_steps")),
+        *((name, ctypes.c_double) for name in ("slope", "inside", "outside", "threshold", "pull", "alpha", "lr")),
+    ]
+
+
+class CommitteeKernel:
+    """The Gram matrix as the kernel takes it.
+
+    Args:
+        gram: Products of all patterns, padded with zeros.
+        used: Patterns that are not padding; ``gram`` has at least one that is.
+
+    Raises:
+        KernelError: There is no kernel; ask `available` first.
+
+    Example:
+        >>> gram = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> a, c = torch.zeros(1, 2, 3), torch.tensor([[[1.0, 0.0], [2.0, 0.0]]])
+        >>> if CommitteeKernel.available(gram):
+        ...     count = CommitteeKernel(gram, 2).add_rows(a, torch.tensor([[1, 0]]), c)  # only one has coefficients
+        ... else:
+        ...     count, a = 1, torch.stack([gram[1], 2 * gram[1]]).unsqueeze(0)
+        >>> count, a.tolist()
+        (1, [[[3.0, 4.0, 0.0], [6.0, 8.0, 0.0]]])
+    """
+
+    def __init__(self, gram: Tensor, used: int) -> None:
+        self.rows, self.columns = gram.shape
+        self.used = used
+        tile = 96 // gram.element_size()  # three vectors of 32 bytes
+        padded = torch.nn.functional.pad(gram, (0, -self.columns % tile))
+        self._tiles = padded.view(self.rows, -1, tile).transpose(0, 1).contiguous()
+        library = compile_kernel(gram.dtype)
+        self._add_rows, self._esgd_epoch = library.add_rows, library.esgd_epoch
+        self._add_rows.restype = ctypes.c_int64
+        self._working: dict[tuple[int, ...], list[Tensor]] = {}
+
+    @staticmethod
+    def available(gram: Tensor) -> bool:
+        """Is there a kernel?"""
+        return kernel_is_there(gram)
+
+    def add_rows(self, a: Tensor, patterns: Tensor, c: Tensor) -> int:
+        """Add c (n, H, B) times the rows ``patterns`` (n, B) to a (n, H, columns), in place.
+
+        Returns:
+            How many rows of all networks had a coefficient; the others are left out.
+        """
+        n, hidden, batch = c.shape
+        if patterns.shape != (n, batch) or a.shape != (n, hidden, self.columns) or a.stride(2) != 1 or c.stride(2) != 1:
+            raise ValueError(
+                f"a {tuple(a.shape)}, patterns {tuple(patterns.shape)} and c {tuple(c.shape)} do not fit together"
+            )
+        patterns = patterns.contiguous()
+        chosen, counts = torch.empty(n * batch, dtype=torch.int32), torch.empty(n, dtype=torch.int64)
+        numbers = (n, hidden, batch, self.rows, self.columns, self.used)
+        return int(
+            self._add_rows(
+                *map(ctypes.c_int64, numbers),
+                _pointer(patterns),
+                _pointer(self._tiles),
+                _pointer(c),
+                *map(ctypes.c_int64, c.stride()[:2]),
+                _pointer(a),
+                *map(ctypes.c_int64, a.stride()[:2]),
+                _pointer(chosen),
+                _pointer(counts),
+            )
+        )
+
+    def esgd_epoch(
+        self, a: Tensor, c: Tensor, m: Tensor, orders: Tensor, target: Tensor, size: int, **constants: float
+    ) -> Tensor:
+        """One epoch of eSGD, in place.
+
+        Args:
+            a: Pre-activations of w, (n, H, columns).
+            c: Coordinates of w, of the same shape.
+            m: What w holds of the weights at the last refresh, (n, H, 1).
+            orders: Permutations of the patterns, (n, L, used).
+            target: Of all patterns, 0 for the padding.
+            size: Patterns in a mini-batch.
+            constants: slope, inside, outside, threshold, pull, alpha and lr; the two in the middle are multiplied with
+                the target.
+
+        Returns:
+            The distance of w from mu in the last outer step, (n, 1).
+        """
+        n, hidden, width = a.shape
+        inner_steps, batch = orders.shape[1], -(-size // 16) * 16
+        contiguous = (a, c, m, orders, target)
+        if (
+            width != self.columns
+            or orders.shape != (n, inner_steps, self.used)
+            or not all(tensor.is_contiguous() for tensor in contiguous)
+        ):
+            raise ValueError(f"a {tuple(a.shape)} and orders {tuple(orders.shape)} do not fit the Gram matrix")
+        key = (n, hidden, inner_steps, batch)
+        if key not in self._working:  # used again in every epoch, until restarts leave
+            self._working = {
+                key: [
+                    *(a.new_empty(n, hidden, width) for _ in range(3)),
+                    a.new_empty(n, hidden, 7),
+                    a.new_empty(n, inner_steps, hidden, batch),
+                    a.new_empty(n, inner_steps, hidden),
+                    torch.empty(n, inner_steps, batch, dtype=torch.int64),
+                    torch.empty(n, batch, dtype=torch.int32),
+                    torch.empty(n, dtype=torch.int64),
+                    a.new_empty(4, batch),
+                ]
+            }
+        epoch = Epoch(n, hidden, self.used, width, self.rows, size, batch, inner_steps, **constants)
+        distance = a.new_empty(n, 1)
+        tensors = [orders, target, self._tiles, a, c, m, distance, *self._working[key]]
+        self._esgd_epoch(ctypes.byref(epoch), *map(_pointer, tensors))
+        return distance
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
