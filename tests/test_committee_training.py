@@ -29,7 +29,9 @@ def images():
 
 
 def make(form, setting, patterns, seeds, dtype=torch.float64):
-    made = {"gram": _Gram, "direct": _Direct}[form](setting, patterns.inputs, patterns.targets, dtype)
+    made = (_Direct if form == "direct" else _Gram)(setting, patterns.inputs, patterns.targets, dtype)
+    if form == "gram, by torch":
+        made.kernel = None
     made.load(torch.stack([initial_weights(setting, seed, patterns.inputs.shape[1]) for seed in seeds]))
     made.seeds = seeds
     return made
@@ -56,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("form", ["gram", "direct"])
+@pytest.mark.parametrize("form", ["gram", "gram, by torch", "direct"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_batched_training_is_the_naive_loop(case, form, images):
     """Epoch by epoch in float64, with batches that do not divide the patterns, for weights and stopping rule."""
@@ -89,7 +91,7 @@ def test_every_step_equals_the_naive_loop_on_one_batch_epochs(images):
 def test_the_rows_that_are_left_out_do_not_matter(images):
     """Late settings, where most coefficients are tiny: few rows against all rows (bit for bit), and the naive loop."""
     setting = SETTINGS["sgd-fast"].but(batch_size=20, omega0=200.0, tanh_beta0=4.0, lr=1e-5)
-    few, every = (make("gram", setting, images, (0, 1, 2), torch.float32) for _ in range(2))
+    few, every = (make("gram, by torch", setting, images, (0, 1, 2), torch.float32) for _ in range(2))
     twin = train_one(setting, images.inputs, images.targets, 0)
     fractions = []
     for epoch in range(30):
@@ -112,11 +114,14 @@ def test_the_rows_that_are_left_out_do_not_matter(images):
     assert min(fractions) < 0.5  # the branch was taken
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "torch"])
 @pytest.mark.parametrize("name", ["sgd-fast", "rsgd-fast", "esgd"])
-def test_a_restart_does_not_depend_on_its_neighbours(name, images):
+def test_a_restart_does_not_depend_on_its_neighbours(name, kernel, images, monkeypatch):
     """Bit for bit in float32: alone, in a crowd, on one thread or two, in either form."""
+    if not kernel:
+        monkeypatch.setattr(committee_training.CommitteeKernel, "available", staticmethod(lambda gram: False))
     setting = SETTINGS[name].but(batch_size=20, max_epochs=12, inner_steps=4, stop="errors", tolerance=0.0)
-    for form in ("gram", "direct"):
+    for form in ("gram", "direct") if kernel else ("gram",):
         run = {"progress": False, "refresh": 5, "form": form}
         crowd = train(setting, images.inputs, images.targets, range(7), threads=1, **run)
         two = train(setting, images.inputs, images.targets, range(7), threads=2, **run)
