@@ -475,6 +475,11 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
         (["committee-sgd"], "there is no preset 'committee-sgd'"),
         (["committee-sgd-fast", "--lr", "1"], "--lr is not for the committee machine"),
         (["committee-sgd-fast", "--restarts", "0"], "--restarts must be >= 1, got 0"),
+        (["committee-sgd-fast", "--set", "dropuot=0.3"], "NAME=VALUE with one of the names lr, tanh_beta0"),
+        (["committee-sgd-fast", "--set", "align=maybe"], "align is true or false, got 'maybe'"),
+        (["committee-sgd-fast", "--set", "polish_epochs=1.5"], "polish_epochs is a whole number, got '1.5'"),
+        (["committee-sgd-fast", "--set", "dropout=2"], "dropout must be a probability below 1"),
+        (["cifar10-smallconvnet", "--set", "dropout=0.3"], "--set is for the committee machine"),
         (["cifar10-smallconvnet", "--epochs", "0"], "--epochs must be >= 1, got 0"),
         (["cifar10-smallconvnet", "--lr", "-1"], "lr must be >= 0, got -1.0"),
         (["cifar10-smallconvnet", "--num-replicas", "3"], "--num-replicas is for rsgd"),
@@ -516,3 +521,7 @@ def test_the_command_trains_committee_machines(tmp_path, capsys):
     assert "finished already" in capsys.readouterr().out
     assert main([*arguments, "--seed", "1"]) == 1
     assert "options.seed is 0 there and 1 here" in capsys.readouterr().err
+    assert main([*arguments, "--set", "dropout=0.3"]) == 1
+    assert "dropout is 0.0 there and 0.3 here" in capsys.readouterr().err
+    assert main([*arguments, "--out", str(tmp_path / "other"), "--set", "dropout=0.3", "max_epochs=2"]) == 0
+    assert Solutions.load(tmp_path / "other" / "solutions.npz").setting.dropout == 0.3

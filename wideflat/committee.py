@@ -24,7 +24,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -329,6 +329,31 @@ class Setting:
             0.3
         """
         return dataclasses.replace(self, **changes)
+
+
+def changes_from(texts: Iterable[str]) -> dict[str, Any]:
+    """Changes of a setting from texts like ``dropout=0.3``, for :meth:`Setting.but`.
+
+    Example:
+        >>> changes_from(["align=true", "polish_epochs=300", "dropout=0.3"])
+        {'align': True, 'polish_epochs': 300, 'dropout': 0.3}
+    """
+    kinds = {entry.name: str(entry.type) for entry in dataclasses.fields(Setting)}
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or name not in kinds or name in ("algorithm", "note", "typical_epochs"):
+            names = ", ".join(n for n in kinds if n not in ("algorithm", "note", "typical_epochs"))
+            raise ValueError(f"a change of a setting is NAME=VALUE with one of the names {names}; got {text!r}")
+        try:
+            if kinds[name] == "bool":
+                changes[name] = {"true": True, "false": False}[value.lower()]
+            else:
+                changes[name] = {"int": int, "float": float, "str": str}[kinds[name]](value)
+        except (KeyError, ValueError):
+            expected = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kinds[name]]
+            raise ValueError(f"{name} is {expected}, got {value!r}") from None
+    return changes
 
 
 def _schedule(start: float, rate: float, epoch: int, limit: float) -> float:

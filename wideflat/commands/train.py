@@ -51,6 +51,7 @@ class Command:
       wideflat train cifar10-resnet18 --algorithm rsgd --lr 0.03 --out runs/mine --snapshots 10 40
       wideflat train cifar10-resnet110 --limit-data 256 --epochs 2
       wideflat train committee-sgd-fast --restarts 10
+      wideflat train committee-rsgd-fast --set align=true polish_epochs=300
       torchrun --nproc-per-node 3 -m wideflat train cifar10-smallconvnet --algorithm rsgd
       torchrun --nproc-per-node 4 -m wideflat train cifar10-smallconvnet --algorithm rsgd --num-replicas 2
       wideflat train cifar10-smallconvnet --algorithm rsgd --fault-tolerant
@@ -138,6 +139,8 @@ class Command:
     """Of committee-...: how the training patterns are drawn."""
     patterns: int = 500
     """Of committee-...: how many training patterns."""
+    set: tuple[str, ...] = ()
+    """Of committee-...: changes of the setting as NAME=VALUE, such as align=true dropout=0.3 polish_epochs=300."""
     json: bool = False
     """Print the result as JSON, and nothing else on standard output."""
 
@@ -145,6 +148,10 @@ class Command:
         """Train, and return the exit code: 130 if it was interrupted."""
         if self.preset.startswith("committee-"):
             return self._run_committee()
+        if self.set:
+            raise ValueError(
+                "--set is for the committee machine; the presets of Table 1 have an option for each change"
+            )
         if self.preset not in PRESETS:
             from wideflat.commands.presets import committee_settings
 
@@ -302,7 +309,9 @@ class Command:
         if self.restarts < 1:
             raise ValueError(f"--restarts must be >= 1, got {self.restarts}")
         name = self.preset.removeprefix("committee-")
-        changed = {"restarts": self.restarts}
+        changes = committee.changes_from(self.set)
+        setting = committee.SETTINGS[name].but(**changes)
+        changed = {"restarts": self.restarts, **changes}
         if self.draw != "balanced":
             changed[self.draw] = self.patterns
         elif self.patterns != 500:
@@ -311,7 +320,7 @@ class Command:
         run = Run.create(
             self._out(self.preset, changed),
             {
-                "experiment": {"name": self.preset, **dataclasses.asdict(committee.SETTINGS[name])},
+                "experiment": {"name": self.preset, **dataclasses.asdict(setting)},
                 "options": {
                     "seed": self.seed,
                     "seeds": [seeds[0], seeds[-1]],
@@ -331,7 +340,7 @@ class Command:
                 before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: save and stop
                 try:
                     solutions = committee.train(
-                        name,
+                        setting if changes else name,
                         training.inputs,
                         training.targets,
                         seeds,
