@@ -1,5 +1,6 @@
 """The kernels in C: compiled once, kept, and done without where there is no compiler."""
 
+import shutil
 import subprocess
 
 import pytest
@@ -28,6 +29,13 @@ def step_of(fused):
     p.grad = torch.ones(3)
     wideflat.EntropySGD([p], fused=fused).step()
     return p.detach()
+
+
+@pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="no C compiler here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_there_is_a_compiler_there_is_a_kernel(dtype):
+    """The other tests are skipped without a kernel, so an error in it must show here."""
+    compile_kernel(dtype)
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

@@ -1,7 +1,7 @@
-"""Steps of many committee machines in C (`wideflat.kernels`): sums over rows of the Gram matrix, and an epoch of eSGD.
+"""Steps of many committee machines in C (`wideflat.kernels`): sums over rows of the Gram matrix, and whole epochs.
 
 Each network picks its own rows, so the sum is not a matrix product. Torch's nearest operation is ``embedding_bag``,
-which reads a row once for every hidden unit; the kernel reads it once for three. An inner step of eSGD is some twenty
+which reads a row once for every hidden unit; the kernel reads it once for three. A step of eSGD or rSGD is some twenty
 small operations besides, which in C are one.
 """
 
@@ -24,6 +24,16 @@ class Epoch(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("networks", "hidden", "patterns", "width")),
         *((name, ctypes.c_int64) for name in ("rows", "size", "batch", "inner_steps")),
         *((name, ctypes.c_double) for name in ("slope", "inside", "outside", "threshold", "pull", "alpha", "lr")),
+    ]
+
+
+class Coupled(ctypes.Structure):
+    """The same for replicas."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("networks", "hidden", "patterns", "width", "stride")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "batch", "replicas", "period", "number")),
+        *((name, ctypes.c_double) for name in ("slope", "inside", "outside", "threshold", "strength")),
     ]
 
 
@@ -55,7 +65,7 @@ class CommitteeKernel:
         padded = torch.nn.functional.pad(gram, (0, -self.columns % tile))
         self._tiles = padded.view(self.rows, -1, tile).transpose(0, 1).contiguous()
         library = compile_kernel(gram.dtype)
-        self._add_rows, self._esgd_epoch = library.add_rows, library.esgd_epoch
+        self._add_rows, self._esgd_epoch, self._rsgd_epoch = library.add_rows, library.esgd_epoch, library.rsgd_epoch
         self._add_rows.restype = ctypes.c_int64
         self._working: dict[tuple[int, ...], list[Tensor]] = {}
 
@@ -138,6 +148,51 @@ class CommitteeKernel:
         tensors = [orders, target, self._tiles, a, c, m, distance, *self._working[key]]
         self._esgd_epoch(ctypes.byref(epoch), *map(_pointer, tensors))
         return distance
+
+    def rsgd_epoch(
+        self,
+        v: Tensor,
+        orders: Tensor,
+        target: Tensor,
+        size: int,
+        *,
+        replicas: int,
+        period: int,
+        number: int,
+        **constants: float,
+    ) -> None:
+        """One epoch of rSGD, in place.
+
+        Args:
+            v: The columns A | I | J | C | M of all replicas of all restarts, (n, H, columns).
+            orders: A permutation of the patterns for each network, (n, used).
+            target: Of all patterns, 0 for the padding.
+            size: Patterns in a mini-batch.
+            replicas: Of a restart; they follow each other.
+            period: Replicas are coupled at every period-th mini-batch,
+            number: of which the first one here has this number.
+            constants: slope, inside, outside, threshold and strength (of the coupling).
+        """
+        n, hidden, stride = v.shape
+        batch = -(-size // 16) * 16
+        fitting = orders.shape == (n, self.used) and n % replicas == 0 and stride % 32 == 0
+        fitting = fitting and stride >= 3 * self.columns + 2 * replicas
+        if not (fitting and all(tensor.is_contiguous() for tensor in (v, orders, target))):
+            raise ValueError(f"v {tuple(v.shape)} and orders {tuple(orders.shape)} do not fit the Gram matrix")
+        key = (n, hidden, batch)
+        if key not in self._working:
+            self._working = {
+                key: [
+                    v.new_empty(n, hidden, batch),
+                    torch.empty(n, batch, dtype=torch.int64),
+                    torch.empty(n, batch, dtype=torch.int32),
+                    torch.empty(n, dtype=torch.int64),
+                    v.new_empty(3, batch),
+                ]
+            }
+        sizes = (n, hidden, self.used, self.columns, stride, self.rows, size, batch, replicas, period, number)
+        tensors = [orders, target, self._tiles, v, *self._working[key]]
+        self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(_pointer, tensors))
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -452,6 +452,22 @@ class _Gram(_Form):
         orders = orders.reshape(n, -1)
         masks = None if masks is None else masks.reshape(n, H, -1)
         strength = setting.lr * setting.period * setting.gamma(epoch)
+        if self.kernel is not None and masks is None:
+            self.kernel.rsgd_epoch(
+                v,
+                orders.contiguous(),
+                self.target,
+                self.batch_size,
+                replicas=y,
+                period=setting.period,
+                number=1 + epoch * -(-self.num_patterns // self.batch_size),
+                slope=slope,
+                inside=-4 * setting.omega(epoch) / math.sqrt(H),
+                outside=4 * setting.lr * self.rate * setting.tanh_beta(epoch) / math.sqrt(H),
+                threshold=self.threshold,
+                strength=strength,
+            )
+            return
         batches = self.present(orders, masks, epoch, setting.lr)
         for number, batch in enumerate(batches, start=1 + epoch * len(batches)):
             wide = batch.patterns.unsqueeze(1).expand(n, H, -1)

@@ -329,7 +329,7 @@ int64_t add_rows(
     return total;
 }
 
-/* ------------------------------------------------------------------------- an epoch of eSGD of committee machines */
+/* ---------------------------------------------------------------------------------- epochs of committee machines */
 
 #define T(k, rest) (1 + (rest) * (r * ((REAL)1 / (k)))) /* 1 + r/k (...): the series of exp(r) from inside out */
 #ifdef DOUBLE
@@ -402,6 +402,19 @@ static void coefficients(
         }
 }
 
+/* A mini-batch of one network: the patterns from `first` on, and what multiplies their targets. The rest of the room is
+ * the pattern of zeros, whose number is `patterns`. */
+static void present(
+    int64_t patterns, int64_t size, int64_t batch, const int64_t *order, int64_t first, const REAL *target,
+    REAL in_factor, REAL out_factor, int64_t *places, REAL *inside, REAL *outside
+) {
+    for (int64_t b = 0; b < batch; b++) {
+        places[b] = b < size && first + b < patterns ? order[first + b] : patterns;
+        inside[b] = target[places[b]] * in_factor;
+        outside[b] = target[places[b]] * out_factor;
+    }
+}
+
 typedef struct {
     int64_t networks, hidden, patterns, width, rows, size, batch, inner_steps;
     double slope, inside, outside, threshold, pull, alpha, lr;
@@ -440,11 +453,7 @@ void esgd_epoch(
                 const int64_t *order = orders + (n * L + pass) * P;
                 REAL *u = steps + (n * L + l) * H * B, *share = shares + (n * L + l) * H;
                 Explorer *at = explorers + n * H;
-                for (int64_t b = 0; b < B; b++) {
-                    places[b] = b < size && first + b < P ? order[first + b] : P;
-                    inside[b] = target[places[b]] * (REAL)epoch->inside;
-                    outside[b] = target[places[b]] * (REAL)epoch->outside;
-                }
+                present(P, size, B, order, first, target, epoch->inside, epoch->outside, places, inside, outside);
                 for (int64_t h = 0; h < H; h++) {
                     const REAL *w = a + (n * H + h) * W, *explored = s + (n * H + h) * W;
                     const REAL e = at[h].e * slope, f = at[h].f * slope;
@@ -518,6 +527,75 @@ void esgd_epoch(
                 m[n * H + h] *= kept;
             }
             d[n] = distance / 2;
+        }
+    }
+}
+
+typedef struct {
+    int64_t networks, hidden, patterns, width, stride, rows, size, batch, replicas, period, number;
+    double slope, inside, outside, threshold, strength;
+} Coupled;
+
+/* One epoch of rSGD in the Gram form, as _rsgd_epoch in wideflat/committee_training.py: v (networks, hidden, stride) has
+ * the columns A | I | J | C | M. Working memory: steps (networks, hidden, batch), picked (networks, batch), list
+ * (networks, batch), counts (networks), buffer (3 batch). `number` is that of the first mini-batch, from 1. */
+void rsgd_epoch(
+    const Coupled *epoch, const int64_t *orders, const REAL *target, const REAL *tiles, REAL *v, REAL *steps,
+    int64_t *picked, int32_t *list, int64_t *counts, REAL *buffer
+) {
+    const int64_t N = epoch->networks, H = epoch->hidden, W = epoch->width, S = epoch->stride, B = epoch->batch;
+    const int64_t P = epoch->patterns, size = epoch->size, Y = epoch->replicas, at_c = 2 * W + Y, at_m = 3 * W + Y;
+    const REAL strength = epoch->strength, slope = epoch->slope, share = (REAL)1 / Y;
+    REAL *slopes = buffer, *inside = buffer + B, *outside = buffer + 2 * B;
+    for (int64_t first = 0, number = epoch->number; first < P; first += size, number++) {
+        for (int64_t n = 0; n < N; n++) {
+            int64_t *places = picked + n * B;
+            REAL *u = steps + n * H * B;
+            present(P, size, B, orders + n * P, first, target, epoch->inside, epoch->outside, places, inside, outside);
+            for (int64_t h = 0; h < H; h++)
+                for (int64_t b = 0; b < B; b++) u[h * B + b] = slope * v[(n * H + h) * S + places[b]];
+            coefficients(H, B, u, slopes, inside, outside, epoch->threshold);
+            counts[n] = nonzero(H, B, u, B, list + n * B);
+        }
+        const int coupled = number % epoch->period == 0;
+        if (coupled)
+            for (int64_t restart = 0; restart < N; restart += Y)
+                for (int64_t h = 0; h < H; h++)
+                    for (int64_t column = 0; column < S; column += LANES) {
+                        Vector mean = {0};
+                        for (int64_t y = 0; y < Y; y++) mean += *(Loose *)(v + ((restart + y) * H + h) * S + column);
+                        mean *= share;
+                        for (int64_t y = 0; y < Y; y++) {
+                            Loose *one = (Loose *)(v + ((restart + y) * H + h) * S + column);
+                            if (strength < (REAL)0.5) *one += strength * (mean - *one);
+                            else *one = mean - (1 - strength) * (mean - *one);
+                        }
+                    }
+        for (int64_t start = 0; start < P; start += TILE)
+            for (int64_t n = 0; n < N; n++)
+                if (counts[n])
+                    add_units(
+                        H, counts[n], list + n * B, picked + n * B, steps + n * H * B, B, tiles + start * epoch->rows,
+                        v + n * H * S + start, S, W - start, v, 0
+                    );
+        for (int64_t n = 0; n < N; n++) {
+            if (!counts[n] && !coupled) continue;
+            for (int64_t h = 0; h < H; h++) {
+                REAL *w = v + (n * H + h) * S;
+                for (int64_t j = 0; j < counts[n]; j++) {
+                    const int32_t b = list[n * B + j];
+                    w[at_c + picked[n * B + b]] += steps[(n * H + h) * B + b];
+                }
+                /* |w|^2 = C . (A + I) + M . J */
+                Vector sum = {0};
+                for (int64_t i = 0; i < W; i += LANES)
+                    sum += *(Loose *)(w + at_c + i) * (*(Loose *)(w + i) + *(Loose *)(w + W + i));
+                REAL norm2 = 0;
+                for (int l = 0; l < LANES; l++) norm2 += sum[l];
+                for (int64_t y = 0; y < Y; y++) norm2 += w[at_m + y] * w[2 * W + y];
+                const REAL scale = 1 / ROOT(norm2);
+                for (int64_t i = 0; i < S; i++) w[i] *= scale;
+            }
         }
     }
 }

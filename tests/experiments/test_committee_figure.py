@@ -3,9 +3,10 @@ import pytest
 
 from wideflat.committee import SETTINGS
 from wideflat.experiments import committee_figure
-from wideflat.experiments.committee_figure import Case, CommitteeFigure
+from wideflat.experiments.committee_figure import Case, CommitteeFigure, _differences
 from wideflat.experiments.fig1 import Fig1
 from wideflat.experiments.fig6 import Fig6
+from wideflat.experiments.table import Table
 
 
 class Small(CommitteeFigure):
@@ -57,6 +58,29 @@ def test_comparison_ranks_and_correlates(computed):
     assert [row[1] for row in comparison.rows] == ["plain", "dropout"]
     assert any("best first by local energy" in remark for remark in comparison.remarks)
     assert any("(n = 10)" in remark for remark in comparison.remarks)
+    computed.references = ("plain",)
+    (against,) = [remark for remark in computed.comparison().remarks if "against plain" in remark]
+    assert "dropout test error" in against and "plain test error" not in against
+
+
+def test_differences_are_taken_within_subsets():
+    """Subset 1 has twice the errors of subset 0 in both settings; missing values and lonely subsets do not count."""
+    table = Table(["setting", "subset", "test_error"])
+    values = {
+        ("a", 0): [1.0, 3.0],
+        ("b", 0): [2.0, 4.0],
+        ("a", 1): [11.0, 13.0, np.nan],
+        ("b", 1): [14.0, 16.0],
+        ("a", 2): [99.0],
+        ("b", 2): [0.0, 0.0],
+    }
+    for (setting, subset), errors in values.items():
+        for error in errors:
+            table.add(setting=setting, subset=subset, test_error=error)
+    ((difference, error),) = _differences(table, "a", "b", "test_error", 10)
+    assert difference == pytest.approx(10 * (-1 - 3) / 2)
+    assert error == pytest.approx(10 * np.sqrt(4 * 2 / 2) / 2)  # every variance is 2, of two values
+    assert not list(_differences(table, "a", "missing", "test_error", 10))
 
 
 def test_nothing_is_computed_twice(computed, monkeypatch):

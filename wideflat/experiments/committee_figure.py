@@ -95,6 +95,8 @@ class CommitteeFigure(PieceExperiment):
     """
 
     cases: list[Case]
+    #: Labels of the cases that the others are compared with.
+    references: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -369,12 +371,51 @@ class CommitteeFigure(PieceExperiment):
             found = spearman(restarts[first], restarts[second])
             correlations.append(f"{words} {found.r:+.2f} (n = {found.n})")
         sentences.append(f"{draw.capitalize()} draw, rank correlation over all solutions: {'; '.join(correlations)}.")
+        measures = [
+            ("test error", "test_error", 100, "%"),
+            ("Φ", f"phi_{method}", 1e3, "·10⁻³"),
+            ("δE", "energy", 100, "%"),
+        ]
+        for reference in self.references:
+            parts = []
+            for name in restarts.unique("setting"):
+                changes = [
+                    f"{words} {difference:+.2f} ± {error:.2f} {unit}"
+                    for words, column, factor, unit in measures
+                    for difference, error in _differences(restarts, name, reference, column, factor)
+                ]
+                if changes and name not in self.references:
+                    parts.append(f"{name} {', '.join(changes)}")
+            if parts:
+                sentences.append(
+                    f"{draw.capitalize()} draw, against {reference}, difference of the means within training subsets ± "
+                    f"standard error: {'; '.join(parts)}."
+                )
         return sentences
 
 
 def _first_method(restarts: Table) -> str:
     """The method that solutions are compared by: the first whose values the table has."""
     return next(name.removeprefix("phi_") for name in restarts.columns if name.startswith("phi_"))
+
+
+def _differences(
+    table: Table, setting: str, reference: str, column: str, factor: float
+) -> Iterator[tuple[float, float]]:
+    """How much larger the values of a setting are than those of another, and the standard error of that.
+
+    Means over the training subsets that have at least two values of both: subsets differ by more than settings do.
+    Nothing where there is no such subset.
+    """
+    differences, variances = [], []
+    for subset in table.unique("subset"):
+        both = [factor * table.where(setting=name, subset=subset)[column] for name in (setting, reference)]
+        both = [values[np.isfinite(values)] for values in both]
+        if all(len(values) > 1 for values in both):
+            differences.append(both[0].mean() - both[1].mean())
+            variances.append(sum(values.var(ddof=1) / len(values) for values in both))
+    if differences:
+        yield float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
 
 
 def _any(table: Table, setting: str, column: str) -> bool:

@@ -52,6 +52,7 @@ class Fig1(CommitteeFigure):
         "the same order under three measures: the entropic algorithms (rSGD, eSGD) end in the flattest minima, by "
         "local entropy and by local energy, and have the smallest test error; SGD slow follows; SGD fast is last."
     )
+    references = ("sgd-fast", "sgd-slow")
     quick_means = (
         "a few restarts of each setting on one training subset; gamma of rSGD slow grows 20 times faster, and eSGD "
         "goes through its schedules 10 times faster with L = 5"

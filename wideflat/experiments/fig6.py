@@ -28,6 +28,7 @@ class Fig6(CommitteeFigure):
         "The paper trains the committee machine with SGD fast and different dropout probabilities: minima found with "
         "more dropout have a larger local entropy, a lower local energy, and generalise better."
     )
+    references = ("dropout-0",)
     quick_means = "a few restarts of three dropout probabilities on one training subset"
 
     def __init__(
