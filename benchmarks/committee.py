@@ -28,7 +28,7 @@ from wideflat.data import dress_coat
 EPOCHS = {"sgd-fast": 810, "sgd-slow": 10_000, "rsgd-fast": 5550, "rsgd-slow": 89_000, "esgd": 9700}
 
 #: Epochs to time: batched, and one at a time.
-TIMED = {"sgd-fast": (400, 60), "sgd-slow": (400, 60), "rsgd-fast": (40, 6), "rsgd-slow": (40, 6), "esgd": (12, 3)}
+TIMED = {"sgd-fast": (1000, 60), "sgd-slow": (1000, 60), "rsgd-fast": (150, 6), "rsgd-slow": (150, 6), "esgd": (100, 3)}
 
 
 def batched(name: str, restarts: int, epochs: int | None, threads: int) -> tuple[float, list[int]]:

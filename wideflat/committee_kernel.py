@@ -16,6 +16,10 @@ from wideflat.kernels import compile_kernel, kernel_is_there
 
 __all__ = ["CommitteeKernel"]
 
+#: Networks that go through an epoch together: their numbers stay in the cache, and a tile of the Gram matrix serves all
+#: of them.
+TOGETHER = 16
+
 
 class Epoch(ctypes.Structure):
     """Sizes and constants of an epoch; the fields of the same name in C."""
@@ -67,7 +71,7 @@ class CommitteeKernel:
         library = compile_kernel(gram.dtype)
         self._add_rows, self._esgd_epoch, self._rsgd_epoch = library.add_rows, library.esgd_epoch, library.rsgd_epoch
         self._add_rows.restype = ctypes.c_int64
-        self._working: dict[tuple[int, ...], list[Tensor]] = {}
+        self._working: dict[tuple[tuple[int, ...], ...], list[Tensor]] = {}
 
     @staticmethod
     def available(gram: Tensor) -> bool:
@@ -129,24 +133,23 @@ class CommitteeKernel:
             or not all(tensor.is_contiguous() for tensor in contiguous)
         ):
             raise ValueError(f"a {tuple(a.shape)} and orders {tuple(orders.shape)} do not fit the Gram matrix")
-        key = (n, hidden, inner_steps, batch)
-        if key not in self._working:  # used again in every epoch, until restarts leave
-            self._working = {
-                key: [
-                    *(a.new_empty(n, hidden, width) for _ in range(3)),
-                    a.new_empty(n, hidden, 7),
-                    a.new_empty(n, inner_steps, hidden, batch),
-                    a.new_empty(n, inner_steps, hidden),
-                    torch.empty(n, inner_steps, batch, dtype=torch.int64),
-                    torch.empty(n, batch, dtype=torch.int32),
-                    torch.empty(n, dtype=torch.int64),
-                    a.new_empty(4, batch),
-                ]
-            }
-        epoch = Epoch(n, hidden, self.used, width, self.rows, size, batch, inner_steps, **constants)
         distance = a.new_empty(n, 1)
-        tensors = [orders, target, self._tiles, a, c, m, distance, *self._working[key]]
-        self._esgd_epoch(ctypes.byref(epoch), *map(_pointer, tensors))
+        for part in range(0, n, TOGETHER):
+            some = slice(part, part + TOGETHER)
+            count = len(a[some])
+            sizes = (count, hidden, self.used, width, self.rows, size, batch, inner_steps)
+            tensors = [orders[some], target, self._tiles, a[some], c[some], m[some], distance[some]]
+            tensors += self._memory(
+                a.dtype,
+                *((count, hidden, width) for _ in range(3)),
+                (count, hidden, 7),
+                (count, inner_steps, hidden, batch),
+                (count, inner_steps, hidden),
+                (4, batch),
+                long=[(count, inner_steps, batch), (count,)],
+                int=[(count, batch)],
+            )
+            self._esgd_epoch(ctypes.byref(Epoch(*sizes, **constants)), *map(_pointer, tensors))
         return distance
 
     def rsgd_epoch(
@@ -179,20 +182,29 @@ class CommitteeKernel:
         fitting = fitting and stride >= 3 * self.columns + 2 * replicas
         if not (fitting and all(tensor.is_contiguous() for tensor in (v, orders, target))):
             raise ValueError(f"v {tuple(v.shape)} and orders {tuple(orders.shape)} do not fit the Gram matrix")
-        key = (n, hidden, batch)
+        together = max(1, TOGETHER // replicas) * replicas
+        for part in range(0, n, together):
+            some = slice(part, part + together)
+            count = len(v[some])
+            sizes = (count, hidden, self.used, self.columns, stride, self.rows, size, batch, replicas, period, number)
+            tensors = [orders[some], target, self._tiles, v[some]]
+            tensors += self._memory(
+                v.dtype, (count, hidden, batch), (3, batch), long=[(count, batch), (count,)], int=[(count, batch)]
+            )
+            self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(_pointer, tensors))
+
+    def _memory(
+        self, dtype: torch.dtype, *real: tuple[int, ...], long: list[tuple[int, ...]], int: list[tuple[int, ...]]
+    ) -> list[Tensor]:
+        """Working memory: numbers of the given shapes, then long and short whole ones; used again in every epoch."""
+        key = (*real, *long, *int)
         if key not in self._working:
-            self._working = {
-                key: [
-                    v.new_empty(n, hidden, batch),
-                    torch.empty(n, batch, dtype=torch.int64),
-                    torch.empty(n, batch, dtype=torch.int32),
-                    torch.empty(n, dtype=torch.int64),
-                    v.new_empty(3, batch),
-                ]
-            }
-        sizes = (n, hidden, self.used, self.columns, stride, self.rows, size, batch, replicas, period, number)
-        tensors = [orders, target, self._tiles, v, *self._working[key]]
-        self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(_pointer, tensors))
+            self._working[key] = [
+                *(torch.empty(shape, dtype=dtype) for shape in real),
+                *(torch.empty(shape, dtype=torch.int64) for shape in long),
+                *(torch.empty(shape, dtype=torch.int32) for shape in int),
+            ]
+        return self._working[key]
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

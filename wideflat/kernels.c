@@ -428,13 +428,13 @@ typedef struct {
 /* One epoch of eSGD in the Gram form, as _esgd_epoch in wideflat/committee_training.py, whose names these are.
  *
  * Networks x hidden units x width: a, c, and working memory s, q, q_c. Networks x hidden: m, explorers. Working memory:
- * steps (networks, inner_steps, hidden, batch), shares (networks, inner_steps, hidden), picked (networks, inner_steps,
- * batch), list (networks, batch), counts (networks), buffer (4 batch). Of a mini-batch of `size` patterns there is room
+ * steps (networks, inner_steps, hidden, batch), shares (networks, inner_steps, hidden), buffer (4 batch), picked
+ * (networks, inner_steps, batch), counts (networks), list (networks, batch). Of a mini-batch of `size` patterns there is room
  * for `batch`, a multiple of 16; the rest is the pattern of zeros, whose number is `patterns`. */
 void esgd_epoch(
     const Epoch *epoch, const int64_t *orders, const REAL *target, const REAL *tiles, REAL *a, REAL *c, REAL *m,
-    REAL *d, REAL *s, REAL *q, REAL *q_c, Explorer *explorers, REAL *steps, REAL *shares, int64_t *picked,
-    int32_t *list, int64_t *counts, REAL *buffer
+    REAL *d, REAL *s, REAL *q, REAL *q_c, Explorer *explorers, REAL *steps, REAL *shares, REAL *buffer,
+    int64_t *picked, int64_t *counts, int32_t *list
 ) {
     const int64_t N = epoch->networks, H = epoch->hidden, W = epoch->width, B = epoch->batch, L = epoch->inner_steps;
     const int64_t P = epoch->patterns, size = epoch->size, batches = (P + size - 1) / size;
@@ -537,11 +537,11 @@ typedef struct {
 } Coupled;
 
 /* One epoch of rSGD in the Gram form, as _rsgd_epoch in wideflat/committee_training.py: v (networks, hidden, stride) has
- * the columns A | I | J | C | M. Working memory: steps (networks, hidden, batch), picked (networks, batch), list
- * (networks, batch), counts (networks), buffer (3 batch). `number` is that of the first mini-batch, from 1. */
+ * the columns A | I | J | C | M. Working memory: steps (networks, hidden, batch), buffer (3 batch), picked
+ * (networks, batch), counts (networks), list (networks, batch). `number` is that of the first mini-batch, from 1. */
 void rsgd_epoch(
     const Coupled *epoch, const int64_t *orders, const REAL *target, const REAL *tiles, REAL *v, REAL *steps,
-    int64_t *picked, int32_t *list, int64_t *counts, REAL *buffer
+    REAL *buffer, int64_t *picked, int64_t *counts, int32_t *list
 ) {
     const int64_t N = epoch->networks, H = epoch->hidden, W = epoch->width, S = epoch->stride, B = epoch->batch;
     const int64_t P = epoch->patterns, size = epoch->size, Y = epoch->replicas, at_c = 2 * W + Y, at_m = 3 * W + Y;
