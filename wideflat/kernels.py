@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from wideflat.files import atomic_write
+
 __all__ = ["KernelError", "Source", "compile_kernel", "kernel_is_there", "threads_for"]
 
 #: How a type of numbers is called in C.
@@ -111,8 +113,7 @@ def _compiled(compiler: list[str], flags: list[str], source: bytes) -> Path:
     """The path of the library, named after all that it depends on; written under another name first."""
     try:
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
-        target = subprocess.run([*compiler, *flags, "-Q", "--help=target"], capture_output=True).stdout
-        key = hashlib.sha256(b"\0".join([source, version, target, " ".join(flags).encode(), _processor().encode()]))
+        key = hashlib.sha256(b"\0".join([source, version, " ".join(flags).encode(), _processor().encode()]))
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wideflat"
         path = folder / f"kernels-{key.hexdigest()[:24]}.so"
         if path.exists():
@@ -123,7 +124,8 @@ def _compiled(compiler: list[str], flags: list[str], source: bytes) -> Path:
             steps = [*flags, "-c", "kernel.c", "-o", "kernel.o"], ["-shared", "kernel.o", "-lm", "-o", "kernel.so"]
             for command in steps:
                 subprocess.run([*compiler, *command], cwd=place, capture_output=True, check=True)
-            os.replace(Path(place) / "kernel.so", path)
+            with atomic_write(path, "wb") as file:
+                file.write((Path(place) / "kernel.so").read_bytes())
         return path
     except subprocess.CalledProcessError as error:
         raise KernelError(f"{shlex.join(error.cmd)} failed: {error.stderr.decode(errors='replace')[-2000:]}") from error
