@@ -171,6 +171,18 @@ def test_what_is_missing_is_said(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # by torchft, in this process
+def started_again(address):
+    """A lighthouse at the address of one that has ended, as soon as the system gives the port back."""
+    give_up = time.monotonic() + 30
+    while True:
+        try:
+            return start_lighthouse(address, heartbeat_timeout=1.0)
+        except RuntimeError as error:
+            if "in use" not in str(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(0.2)
+
+
 def test_one_replica_alone_trains_as_without_others():
     lighthouse = start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0)
     model = nn.Linear(2, 1)
@@ -205,7 +217,7 @@ def test_one_replica_alone_trains_as_without_others():
 
             # The lighthouse dies and is started again at the same address.
             lighthouse.shutdown()
-            lighthouse = start_lighthouse(address.removeprefix("http://"), heartbeat_timeout=1.0)
+            lighthouse = started_again(address.removeprefix("http://"))
             assert coupling.couple()
             assert group.alive == [1]
     finally:
