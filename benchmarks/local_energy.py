@@ -147,7 +147,8 @@ def compare(
             flush=True,
         )
 
-        block = int(profile.conventions["block_size"])
+        if noise == default:
+            block = int(profile.conventions["block_size"])
     if default == "example":  # many passes at once, layer by layer: there is no forward pass by itself
         return
     rates = sorted(forward_rates(model, x, block, work))
