@@ -18,6 +18,9 @@ pytest.importorskip("wideflat.fault_tolerance", reason="needs torchft: pip insta
 import wideflat
 from wideflat.fault_tolerance import LivingReplicas, start_lighthouse
 
+#: torchft says "warn" to its logger when it tries again, which a slow machine makes it do.
+pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")
+
 JOB = Path(__file__).with_name("replica_job.py")
 
 #: Survivors wait at most: the heartbeat timeout, one exchange that breaks and one that succeeds, on a loaded machine.
