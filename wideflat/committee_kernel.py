@@ -12,7 +12,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from wideflat.kernels import compile_kernel, kernel_is_there
+from wideflat.kernels import compile_kernel, kernel_is_there, pointer
 
 __all__ = ["CommitteeKernel"]
 
@@ -95,14 +95,14 @@ class CommitteeKernel:
         return int(
             self._add_rows(
                 *map(ctypes.c_int64, numbers),
-                _pointer(patterns),
-                _pointer(self._tiles),
-                _pointer(c),
+                pointer(patterns),
+                pointer(self._tiles),
+                pointer(c),
                 *map(ctypes.c_int64, c.stride()[:2]),
-                _pointer(a),
+                pointer(a),
                 *map(ctypes.c_int64, a.stride()[:2]),
-                _pointer(chosen),
-                _pointer(counts),
+                pointer(chosen),
+                pointer(counts),
             )
         )
 
@@ -149,7 +149,7 @@ class CommitteeKernel:
                 long=[(count, inner_steps, batch), (count,)],
                 int=[(count, batch)],
             )
-            self._esgd_epoch(ctypes.byref(Epoch(*sizes, **constants)), *map(_pointer, tensors))
+            self._esgd_epoch(ctypes.byref(Epoch(*sizes, **constants)), *map(pointer, tensors))
         return distance
 
     def rsgd_epoch(
@@ -191,7 +191,7 @@ class CommitteeKernel:
             tensors += self._memory(
                 v.dtype, (count, hidden, batch), (3, batch), long=[(count, batch), (count,)], int=[(count, batch)]
             )
-            self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(_pointer, tensors))
+            self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(pointer, tensors))
 
     def _memory(
         self, dtype: torch.dtype, *real: tuple[int, ...], long: list[tuple[int, ...]], int: list[tuple[int, ...]]
@@ -205,7 +205,3 @@ class CommitteeKernel:
                 *(torch.empty(shape, dtype=torch.int32) for shape in int),
             ]
         return self._working[key]
-
-
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

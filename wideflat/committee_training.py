@@ -430,6 +430,16 @@ class _Gram(_Form):
             a[..., start:end] += out.view(n, H, end - start)
         return True
 
+    def _constants(self, epoch: int, lr: float) -> dict[str, float]:
+        """What the coefficients of an epoch depend on, for the kernel; see `present` and `_coefficients`."""
+        beta, root = self.setting.tanh_beta(epoch), math.sqrt(self.hidden)
+        return {
+            "slope": 2 * beta,
+            "inside": -4 * self.setting.omega(epoch) / root,
+            "outside": 4 * lr * self.rate * beta / root,
+            "threshold": self.threshold,
+        }
+
     def _sgd_epoch(self, epoch: int, orders: Tensor, masks: Tensor | None) -> None:
         a, c, norm2 = (self.state[name] for name in ("a", "c", "norm2"))
         n, H, slope = len(a), self.hidden, 2 * self.setting.tanh_beta(epoch)
@@ -461,11 +471,8 @@ class _Gram(_Form):
                 replicas=y,
                 period=setting.period,
                 number=1 + epoch * -(-self.num_patterns // self.batch_size),
-                slope=slope,
-                inside=-4 * setting.omega(epoch) / math.sqrt(H),
-                outside=4 * setting.lr * self.rate * setting.tanh_beta(epoch) / math.sqrt(H),
-                threshold=self.threshold,
                 strength=strength,
+                **self._constants(epoch, setting.lr),
             )
             return
         batches = self.present(orders, masks, epoch, setting.lr)
@@ -495,13 +502,10 @@ class _Gram(_Form):
                 orders.contiguous(),
                 self.target,
                 self.batch_size,
-                slope=2 * setting.tanh_beta(epoch),
-                inside=-4 * setting.omega(epoch) / math.sqrt(self.hidden),
-                outside=4 * setting.inner_lr * self.rate * setting.tanh_beta(epoch) / math.sqrt(self.hidden),
-                threshold=self.threshold,
                 pull=k,
                 alpha=alpha,
                 lr=eta,
+                **self._constants(epoch, setting.inner_lr),
             )
         else:
             self._esgd_steps(epoch, orders, masks, k)

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from wideflat.cache_blocks import _is_dense
+from wideflat.cache_blocks import _addresses, _is_dense
 from wideflat.gaussian_noise import GaussianNoise
 from wideflat.kernels import REAL, Source, compile_kernel, threads_for
 
@@ -48,7 +48,7 @@ class KernelLists:
         offsets: list[int],
     ) -> None:
         self._step = compile_kernel(w_prime[0].dtype).step
-        self._w_prime, self._offsets = w_prime, offsets
+        self._offsets = offsets
         self._kept = [tensors for tensors in (w_prime, w, mu, velocity) if tensors is not None]
         self._addresses = _addresses(self._kept)
         self._pointers = [None if tensors is None else _pointers(tensors) for tensors in (w_prime, w, mu, velocity)]
@@ -108,10 +108,6 @@ def _lying_as(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     if own == strides or all(a == b for a, b, size in zip(own, strides, tensor.shape, strict=True) if size > 1):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _addresses(lists: tuple[list[Tensor], ...] | list[list[Tensor]]) -> list[list[int]]:
-    return [[tensor.data_ptr() for tensor in tensors] for tensors in lists]
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

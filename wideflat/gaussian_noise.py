@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.kernels import Source, compile_kernel, kernel_is_there, threads_for
+from wideflat.kernels import Source, compile_kernel, kernel_is_there, pointer, threads_for
 
 __all__ = ["GaussianNoise"]
 
@@ -106,8 +106,8 @@ class GaussianNoise:
                 ctypes.c_int64(threads_for(out.numel())),
                 ctypes.c_int64(out.numel()),
                 ctypes.byref(self.source(step)),
-                ctypes.c_void_p(out.data_ptr()),
-                None if weights is None else ctypes.c_void_p(weights.data_ptr()),
+                pointer(out),
+                None if weights is None else pointer(weights),
             )
             torch.autograd.graph.increment_version(out)
             return out

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from wideflat.files import atomic_write
 
-__all__ = ["KernelError", "Source", "compile_kernel", "kernel_is_there", "threads_for"]
+__all__ = ["KernelError", "Source", "compile_kernel", "kernel_is_there", "pointer", "threads_for"]
 
 #: How a type of numbers is called in C.
 REAL = {torch.float32: "float", torch.float64: "double"}
@@ -53,6 +53,11 @@ class Source(ctypes.Structure):
 def threads_for(elements: int) -> int:
     """How many of torch's threads are worth starting."""
     return min(1 + elements // ELEMENTS_PER_THREAD, torch.get_num_threads())
+
+
+def pointer(tensor: Tensor) -> ctypes.c_void_p:
+    """Where the numbers of a tensor are, as C takes it."""
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def compile_kernel(dtype: torch.dtype) -> ctypes.CDLL:
