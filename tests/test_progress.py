@@ -17,6 +17,20 @@ def test_plain_lines_say_how_far_and_how_long_still(capsys, monkeypatch):
     assert len(lines) == len(set(lines))
 
 
+def test_what_was_done_before_says_nothing_about_the_pace(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("wideflat.progress.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(Progress, "plain_interval", -1.0)
+    with Progress("training", total=10, before=6) as progress:
+        assert progress.completed == 6
+        progress.update(6)
+        progress.update(8)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("training: 6/10, ") and "left" not in lines[0]
+    so_far = lines[1].split(", ")[2].removesuffix(" so far")
+    assert lines[1] == f"training: 8/10, {so_far} left, {so_far} so far"  # 2 of 10 were done now, 2 are left
+
+
 def test_quick_work_and_silent_work_write_nothing(capsys, monkeypatch):
     with Progress("quick", total=1) as progress:
         progress.advance()
@@ -64,7 +78,7 @@ def test_another_process_can_read_how_far_the_work_is(tmp_path, monkeypatch):
     monkeypatch.setattr(Progress, "report_to", path)
     with Progress("training", total=4, enabled=False) as progress:
         progress.update(1, loss=0.5)
-        expected = {"description": "training", "completed": 1, "total": 4, "figures": "loss 0.5"}
+        expected = {"description": "training", "completed": 1, "before": 0, "total": 4, "figures": "loss 0.5"}
         assert Progress.read(path) == expected
         progress.update(2)  # not more than once a second
         assert Progress.read(path)["completed"] == 1

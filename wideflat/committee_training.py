@@ -896,7 +896,8 @@ def run(
             _save(checkpoint, identity, job)
 
     try:
-        _execute(job, workers, save, Progress(f"committee {name}", total=len(seeds), enabled=progress))
+        bar = Progress(f"committee {name}", len(seeds), progress, before=job.done())
+        _execute(job, workers, save, bar)
     except KeyboardInterrupt:
         save()
         finished = sum(bool(restart.stop) for restart in restarts)

@@ -25,6 +25,8 @@ class Progress:
         description: What is being done.
         total: How many units of work there are, or None if that is not known.
         enabled: False for silence.
+        before: How many of them were done before, by a run that this one continues: they count as done, but say
+            nothing about how fast the work goes.
 
     Example:
         >>> with Progress("sweep", total=3, enabled=False) as progress:
@@ -41,14 +43,14 @@ class Progress:
     #: A file that this process leaves its progress in, for another process to show (see :meth:`read`).
     report_to: ClassVar[Path | None] = None
 
-    def __init__(self, description: str, total: float | None = None, enabled: bool = True) -> None:
+    def __init__(self, description: str, total: float | None = None, enabled: bool = True, before: float = 0) -> None:
         self.description = description
         self.total = total
-        self.completed: float = 0
+        self.completed = self.before = before
         self.enabled = enabled and not Progress.silent
         self._figures: dict[str, object] = {}
         self._start = self._last_line = time.monotonic()
-        self._last_completed: float = 0
+        self._last_completed = before
         self._last_report = 0.0
         self._bar = self._task = None
         self._parts: dict[str, tuple[float, float | None, str]] = {}
@@ -60,7 +62,7 @@ class Progress:
             self._bar = _rich_bar()
             if self._bar is not None:
                 self._bar.start()
-                self._task = self._bar.add_task(self.description, total=self.total, figures="")
+                self._task = self._bar.add_task(self.description, total=self.total, completed=self.before, figures="")
         return self
 
     def __exit__(
@@ -117,14 +119,14 @@ class Progress:
         if path is None or (time.monotonic() - self._last_report < 1.0 and self.completed != self.total):
             return
         self._last_report = time.monotonic()
-        content = {"description": self.description, "completed": self.completed, "total": self.total}
+        content = {name: getattr(self, name) for name in ("description", "completed", "before", "total")}
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         part.write_text(json.dumps({**content, "figures": self._text()}))
         part.replace(path)
 
     @staticmethod
     def read(path: Path) -> dict[str, Any] | None:
-        """What another process has left in ``report_to``: description, completed, total, figures; None if nothing."""
+        """What another process has left in ``report_to``: description, completed, before, total, figures; or None."""
         try:
             content = json.loads(path.read_text())
         except (OSError, ValueError):
@@ -145,8 +147,9 @@ class Progress:
         far = f"{self.completed:g}"
         if self.total:
             far += f"/{self.total:g}"
-            if 0 < self.completed < self.total:
-                far += f", {_duration(elapsed * (self.total / self.completed - 1))} left"
+            if self.before < self.completed < self.total:
+                pace = elapsed / (self.completed - self.before)
+                far += f", {_duration(pace * (self.total - self.completed))} left"
         print(f"{self.description}: {far}, {_duration(elapsed)} so far  {self._text()}".rstrip(), file=sys.stderr)
         for name, (completed, total, figures) in self._parts.items():
             far = f"{100 * completed / total:.0f} %" if total else f"{completed:g}"

@@ -497,7 +497,8 @@ def train(
             _save_snapshot(run, training, {"epoch": 0})
         try:
             with _stop_requests() as stop, _tensorboard(run, training.epoch, tensorboard) as write_scalars:
-                bar = Progress(f"{experiment.name} {experiment.algorithm}", training.total_steps, progress)
+                title = f"{experiment.name} {experiment.algorithm}"
+                bar = Progress(title, training.total_steps, progress, before=training.step)
                 clock = _Clock(training, checkpoint_minutes)
                 with bar:
                     rows = run.metrics()

@@ -322,7 +322,12 @@ def _loop(
         stop = stack.enter_context(_stop_requests())
         write_scalars = stack.enter_context(_tensorboard(run, training.epoch, tensorboard)) if run else None
         bar = stack.enter_context(
-            Progress(f"{experiment.name} {experiment.algorithm}", training.total_steps, progress and run is not None)
+            Progress(
+                f"{experiment.name} {experiment.algorithm}",
+                training.total_steps,
+                progress and run is not None,
+                before=training.step,
+            )
         )
         clock = _Clock(training, checkpoint_minutes)
         while training.step < training.total_steps:
@@ -451,7 +456,7 @@ def train_with_losses(
         if training.came_back:
             tell(f"joined the others at epoch {training.tau:.2f} of {experiment.epochs}")
         stop = stack.enter_context(_stop_requests())
-        bar = stack.enter_context(Progress(f"replica {index}", training.total_steps, progress))
+        bar = stack.enter_context(Progress(f"replica {index}", training.total_steps, progress, before=training.step))
         last_save = time.monotonic()
 
         def save() -> None:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from wideflat.experiments.sweep import Task, sweep
+from wideflat.progress import Progress
 
 #: Counts its starts in a file, fails as often as it is told to, then makes its file.
 SCRIPT = """
@@ -89,6 +90,26 @@ def test_no_more_than_the_workers_run_at_once(tmp_path):
     sweep(tasks, tmp_path / "logs", workers=2, progress=False)
     counts = [int(task.done.read_text()) for task in tasks]
     assert max(counts) == 2
+
+
+def test_the_estimate_counts_what_this_sweep_has_done(tmp_path, monkeypatch):
+    bars = []
+
+    class Seen(Progress):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            bars.append(self)
+
+    monkeypatch.setattr("wideflat.experiments.sweep.Progress", Seen)
+    ended, resumed = make(tmp_path, "ended"), tmp_path / "resumed.done"
+    ended.done.touch()
+    status = tmp_path / "resumed.status"
+    content = json.dumps({"description": "", "completed": 60, "before": 50, "total": 100, "figures": ""})
+    script = f"import pathlib, time; pathlib.Path({str(status)!r}).write_text({content!r}); time.sleep(1.5); "
+    script += f"pathlib.Path({str(resumed)!r}).touch()"
+    going_on = Task("resumed", [sys.executable, "-S", "-c", script], resumed, status)
+    sweep([ended, going_on], tmp_path / "logs", workers=1, progress=False)
+    assert [bar.before for bar in bars] == [1.5]  # one whole task, and half of another
 
 
 def test_a_task_that_hangs_is_ended(tmp_path):

@@ -187,7 +187,8 @@ def sweep(
             queue.append(task)
     if not queue:
         return list(outcomes.values())
-    with _journal(folder) as write, _sigterm_as_ctrl_c(), Progress(title, len(tasks), progress) as bar:
+    bar = Progress(title, len(tasks), progress, before=len(tasks) - len(queue))
+    with _journal(folder) as write, _sigterm_as_ctrl_c(), bar:
         workers = min(workers or (cores() if engine == "local" else len(queue)), len(queue))
         start: Callable[[Task, int], Any]
         if engine == "local":
@@ -291,6 +292,8 @@ class _Sweep:
             completed, total = status["completed"], status["total"]
             self.bar.part(name, completed, total, status["figures"])
             if total:
+                if not running.part and self.outcomes[name].attempts == 1:
+                    self.bar.before += status["before"] / total  # by an earlier sweep
                 running.part = max(running.part, min(completed / total, 1.0))
         states = [outcome.state for outcome in self.outcomes.values()]
         ended = states.count("done") + states.count("failed")
