@@ -330,6 +330,10 @@ class Setting:
         """
         return dataclasses.replace(self, **changes)
 
+    def identity(self) -> dict[str, Any]:
+        """All options that a training depends on: settings that agree in them give the same solutions."""
+        return {name: value for name, value in vars(self).items() if name not in ("note", "typical_epochs")}
+
 
 def changes_from(texts: Iterable[str]) -> dict[str, Any]:
     """Changes of a setting from texts like ``dropout=0.3``, for :meth:`Setting.but`.
@@ -538,6 +542,13 @@ class Solutions:
         """The solutions of some restarts, by position."""
         chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in restarts] for name in _RECORD}
         return dataclasses.replace(self, weights=self.weights[list(restarts)], **chosen)
+
+    def joined(self, more: Solutions) -> Solutions:
+        """These solutions and others of the same setting on the same patterns."""
+        if self.setting.identity() != more.setting.identity() or not torch.equal(self.inputs, more.inputs):
+            raise ValueError("only solutions of one setting on the same training patterns can be joined")
+        both: dict[str, Any] = {name: getattr(self, name) + getattr(more, name) for name in _RECORD}
+        return dataclasses.replace(self, weights=torch.cat([self.weights, more.weights]), **both)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one ``.npz`` file of plain arrays and JSON, whole or not at all."""

@@ -26,7 +26,6 @@ refresh, and restarts can be grouped in any way.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -885,8 +884,7 @@ def run(
     num_inputs = patterns.inputs.shape[1]
     restarts = [_Restart(seed, initial_weights(setting, seed, num_inputs).to(dtype)) for seed in seeds]
     options = {"dtype": str(dtype).removeprefix("torch."), "form": form, "refresh": refresh, "source": patterns.source}
-    trained_with = {k: v for k, v in dataclasses.asdict(setting).items() if k not in ("note", "typical_epochs")}
-    identity = {"setting": trained_with, "seeds": seeds, "data": _digest(patterns), **options}
+    identity = {"setting": setting.identity(), "seeds": seeds, "data": _digest(patterns), **options}
     if checkpoint is not None and os.path.exists(checkpoint):
         _resume(checkpoint, identity, restarts, dtype)
     job = _Job(setting, patterns, restarts, dtype, form, refresh)

@@ -1,8 +1,9 @@
-"""Files are written whole or not at all, and read only when whole."""
+"""Files are written whole or not at all, read only when whole, and held by one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -10,7 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["atomic_write", "sha256"]
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is held there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["atomic_write", "hold", "sha256"]
 
 
 @contextlib.contextmanager
@@ -49,6 +55,29 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def hold(file: IO, wait: bool = False) -> bool:
+    """Hold an open file, as long as it is open, against all other processes that would hold it.
+
+    The lock is the operating system's (``flock``): it ends with the process, however that ends.
+
+    Args:
+        file: The open file. Nothing is written to it.
+        wait: Wait until the other process lets go of it.
+
+    Returns:
+        False if another process holds it.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

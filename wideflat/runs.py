@@ -46,15 +46,10 @@ import torch
 from torch import Tensor, nn
 
 import wideflat
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, hold
 
 if TYPE_CHECKING:
     from wideflat.data import Augmentation, ImageData
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["DamagedState", "Run", "RunInUse", "environment", "load_state", "save_state"]
 
@@ -304,15 +299,8 @@ class Run:
         with _disk(self.path):
             file = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 # open as long as the lock is held
         with file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                        raise
-                    raise RunInUse(
-                        f"{self.path} is in use by {self._holder()}. Wait for it, or give another --out."
-                    ) from None
+            if not hold(file):
+                raise RunInUse(f"{self.path} is in use by {self._holder()}. Wait for it, or give another --out.")
             with _disk(self.path):
                 file.truncate(0)
                 json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, file)

@@ -6,7 +6,9 @@ from wideflat.experiments import committee_figure
 from wideflat.experiments.committee_figure import Case, CommitteeFigure, _differences
 from wideflat.experiments.fig1 import Fig1
 from wideflat.experiments.fig6 import Fig6
+from wideflat.experiments.sweep import FolderInUse
 from wideflat.experiments.table import Table
+from wideflat.files import hold
 
 
 class Small(CommitteeFigure):
@@ -111,6 +113,60 @@ def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
     assert [row[1] for row in figure.comparison().rows] == ["plain"]
 
 
+def test_more_restarts_are_added_to_those_that_are_there(tmp_path, monkeypatch):
+    figure = Small(tmp_path, methods=("bp",))
+    plain = figure.cases[0].setting
+    figure.cases = [Case("plain", plain, 2)]
+    figure.compute()
+    before = {(row["subset"], row["seed"]): row for row in _rows(figure.table("restarts"))}
+    seeds, real = [], committee_figure.train
+    monkeypatch.setattr(committee_figure, "train", lambda *a, **o: seeds.append(list(o["seeds"])) or real(*a, **o))
+    figure.cases = [Case("plain", plain, 3)]
+    assert not any(figure._is_there(group) for group in figure.groups())
+    figure.compute()
+    assert seeds == [[2], [2]]
+    after = {(row["subset"], row["seed"]): row for row in _rows(figure.table("restarts"))}
+    assert len(after) == 6 and np.isfinite([row["phi_bp"] for row in after.values()]).all()
+    for key, row in before.items():
+        assert after[key].pop("phi_bp") == pytest.approx(row.pop("phi_bp"), rel=1e-6)  # of another group of references
+        assert after[key] == row
+    figure.cases = [Case("plain", plain, 1)]  # what is there is shown, though fewer were asked for
+    figure.compute()
+    assert len(figure.table("restarts")) == 6 and len(seeds) == 2
+
+
+def _rows(table):
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_solutions_of_something_else_are_refused(computed, tmp_path):
+    other = Small(computed.folder, methods=("bp",))
+    other.cases = [Case("plain", computed.cases[0].setting.but(gradient_scale=30.0), 3)]
+    with pytest.raises(ValueError, match=r"gradient_scale = 100\.0 instead of 30\.0; give another --out"):
+        other.compute()
+    other = Small(computed.folder, methods=("bp",), seed=7)
+    with pytest.raises(ValueError, match="other training patterns"):
+        other.compute()
+
+
+def test_curves_at_other_points_are_computed_again(tmp_path):
+    figure = Small(tmp_path, methods=("bp",))
+    figure.cases = figure.cases[:1]
+    figure.compute()
+    figure.deltas = (0.1, 1.0)
+    figure.compute()
+    assert set(figure.table("entropy")["delta"]) == {0.1, 1.0}
+
+
+def test_two_processes_do_not_compute_one_figure(tmp_path):
+    figure = Small(tmp_path)
+    with open(tmp_path / "lock", "w") as lock:
+        hold(lock)
+        with pytest.raises(FolderInUse, match="another process is computing"):
+            figure.compute()
+    assert not list(tmp_path.glob("*.csv"))
+
+
 def test_solutions_with_errors_have_no_local_entropy(tmp_path):
     figure = Small(tmp_path, methods=("bp",))
     figure.cases = [Case("hopeless", SETTINGS["sgd-fast"].but(max_epochs=1), 2)]
@@ -137,6 +193,11 @@ def test_restarts_are_divided_over_the_subsets(tmp_path):
     }
     assert [case.label for case in figure.cases if case.setting.align] == ["rsgd-fast", "rsgd-slow"]
     assert [case.setting.dropout for case in Fig6(tmp_path, dropouts=(0.0, 0.5)).cases] == [0.0, 0.5]
+
+
+def test_the_gradient_scale_is_that_of_all_settings(tmp_path):
+    assert {case.setting.gradient_scale for case in Fig1(tmp_path).cases} == {100.0}
+    assert {case.setting.gradient_scale for case in Fig1(tmp_path, gradient_scale=30.0).cases} == {30.0}
 
 
 def test_settings_are_chosen_and_the_longest_comes_last(tmp_path):

@@ -83,6 +83,9 @@ class Command:
     """How the local entropy is computed (fig1, fig6)."""
     align: bool = False
     """Match the hidden units of replicas before coupling them (fig1)."""
+    gradient_scale: float | None = None
+    """What multiplies the gradient of the mean loss of the committee machine; 100, the default, makes it that of the
+    sum over a mini-batch (fig1)."""
     size: int | None = None
     """Training patterns of the committee machine (fig1, fig6)."""
     deltas: tuple[float, ...] | None = None

@@ -12,14 +12,13 @@ not exist, with it every byte is checked.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +27,8 @@ import torch
 from wideflat.data.folders import cache_folder
 from wideflat.data.images import ImageData, ImageSplit, channel_statistics
 from wideflat.data.published import DataError, FileReport, PublishedFile, refuse
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, hold
 from wideflat.progress import Progress
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock, so do not decode twice at the same time there
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["TINY_IMAGENET", "TinyImageNet"]
 
@@ -124,7 +118,8 @@ class TinyImageNet:
         index = _read_json(cache / "index.json")
         if not self._fits(index, place):
             cache.mkdir(parents=True, exist_ok=True)
-            with _only_one(cache / "lock"):
+            with open(cache / "lock", "w") as lock:
+                hold(lock, wait=True)
                 index = _read_json(cache / "index.json")  # another process may have made it while we waited
                 if not self._fits(index, place):
                     index = self._decode(place, cache)
@@ -342,15 +337,6 @@ class TinyImageNet:
                     break
             reports.append(report)
         return reports
-
-
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Wait until no other process holds ``path``, and hold it. The system lets go of it if the process dies."""
-    with open(path, "w") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _digest(images: np.ndarray) -> str:

@@ -23,10 +23,13 @@ import torch
 
 from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
+from wideflat.data.patterns import Patterns
 from wideflat.experiments.correlation import spearman
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.pieces import Answer, PieceExperiment, Workers
+from wideflat.experiments.sweep import FolderInUse
 from wideflat.experiments.table import Table
+from wideflat.files import hold
 from wideflat.local_energy import committee_local_energy
 from wideflat.local_entropy import DELTAS, LocalEntropy, local_entropy
 from wideflat.report.chart import Chart, Series
@@ -131,16 +134,20 @@ class CommitteeFigure(PieceExperiment):
 
     def compute(self) -> None:
         """Train and measure each group, write the tables after each: what is there can always be drawn."""
-        lost: set[str] = set()
-        if self.workers is not None:
-            missing = [group.name for group in self.groups() if not self._is_there(group)]
-            answers = self.ask_workers(missing, self._write_what_is_there)
-            lost = {name for name, answer in answers.items() if answer.state == "failed"}
-        done: list[_Measured] = []
-        for group in self.groups():
-            if group.name not in lost:
-                done.append(self._do(group))
-                self._write_tables(done)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as lock:
+            if not hold(lock):
+                raise FolderInUse(f"another process is computing {self.folder}: wait for it, or give another --out")
+            lost: set[str] = set()
+            if self.workers is not None:
+                missing = [group.name for group in self.groups() if not self._is_there(group)]
+                answers = self.ask_workers(missing, self._write_what_is_there)
+                lost = {name for name, answer in answers.items() if answer.state == "failed"}
+            done: list[_Measured] = []
+            for group in self.groups():
+                if group.name not in lost:
+                    done.append(self._do(group))
+                    self._write_tables(done)
         self.report_lost()
 
     def do_piece(self, name: str) -> Answer:
@@ -157,10 +164,10 @@ class CommitteeFigure(PieceExperiment):
 
     def _is_there(self, group: Group) -> bool:
         """Whether a group is trained and measured."""
-        if not (path := self._path(group, ".npz")).exists():
+        there = self._trained(group)
+        if there is None or _missing(group, there):
             return False
-        curves = [self._path(group, f"-{method}.npz") for method in self.methods]
-        return all(curve.exists() for curve in curves) or not any(Solutions.load(path).solved)
+        return not any(there.solved) or all(self._curves(group, there, method) for method in self.methods)
 
     def _write_what_is_there(self) -> None:
         self._write_tables([self._do(group) for group in self.groups() if self._is_there(group)])
@@ -168,23 +175,46 @@ class CommitteeFigure(PieceExperiment):
     def _path(self, group: Group, ending: str) -> Path:
         return self.folder / "solutions" / f"{group.draw}-{group.subset}" / f"{group.case.label}{ending}"
 
-    def _train(self, group: Group) -> Solutions:
+    def _patterns(self, group: Group) -> Patterns:
+        return dress_coat.load(self.size, group.draw, self.seed + group.subset)
+
+    def _trained(self, group: Group) -> Solutions | None:
+        """The solutions of a group that are there; an error if they are solutions of something else."""
         path = self._path(group, ".npz")
-        if path.exists():
-            return Solutions.load(path)
-        patterns = dress_coat.load(self.size, group.draw, self.seed + group.subset)
+        if not path.exists():
+            return None
+        solutions = Solutions.load(path)
+        wanted, found = group.case.setting.identity(), solutions.setting.identity()
+        differs = [
+            f"{name} = {found[name]} instead of {wanted[name]}" for name in wanted if found[name] != wanted[name]
+        ]
+        if not torch.equal(solutions.inputs, self._patterns(group).inputs):
+            differs.append("other training patterns")
+        if differs:
+            raise ValueError(f"{path} was trained with {', '.join(differs)}; give another --out")
+        return solutions
+
+    def _train(self, group: Group) -> Solutions:
+        there = self._trained(group)
+        missing = _missing(group, there)
+        if there is not None and not missing:
+            return there
+        path = self._path(group, ".npz")
+        patterns = self._patterns(group)
         checkpoint = self._path(group, ".checkpoint")
         solutions = train(
             group.case.setting,
             patterns.inputs,
             patterns.targets,
-            seeds=range(group.case.restarts),
+            seeds=missing,
             test_inputs=patterns.test_inputs,
             test_targets=patterns.test_targets,
             checkpoint=checkpoint,
             source=patterns.source,
         )
         solutions.name = group.case.label
+        if there is not None:
+            solutions = there.joined(solutions)
         solutions.save(path)
         checkpoint.unlink(missing_ok=True)
         return solutions
@@ -197,18 +227,27 @@ class CommitteeFigure(PieceExperiment):
         """
         if not any(solutions.solved):
             return None
-        path = self._path(group, f"-{method}.npz")
-        if path.exists():
-            return LocalEntropy.load(path)
+        curves = self._curves(group, solutions, method)
+        if curves is not None:
+            return curves
         solved = solutions.subset([r for r in range(len(solutions)) if solutions.solved[r]])
         curves = local_entropy(
             solved.weights, solved.inputs, solved.targets, deltas=self.deltas, method=method, progress=True
         )
-        curves.save(path)
+        curves.save(self._path(group, f"-{method}.npz"))
         return curves
 
+    def _curves(self, group: Group, solutions: Solutions, method: str) -> LocalEntropy | None:
+        """The curves of these solutions, if they are there."""
+        path = self._path(group, f"-{method}.npz")
+        if not path.exists():
+            return None
+        curves = LocalEntropy.load(path)
+        fit = len(curves.phi) == sum(solutions.solved) and curves.deltas.tolist() == list(self.deltas)
+        return curves if fit else None
+
     def _write_tables(self, done: Sequence[_Measured]) -> None:
-        about = self.provenance(size=self.size, settings={g.case.label: _options(g.case.setting) for g, _, _ in done})
+        about = self.provenance(size=self.size, settings={g.case.label: g.case.setting.identity() for g, _, _ in done})
         restarts = Table(
             ["draw", "subset", "setting", "seed", "epochs", "stop", "reached", "errors_before", "train_errors"]
             + ["polish_movement", "test_error", "balanced_test_error", "unit_overlap", "energy"]
@@ -418,12 +457,14 @@ def _differences(
         yield float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
 
 
+def _missing(group: Group, there: Solutions | None) -> list[int]:
+    """Seeds of the restarts that are not among the solutions."""
+    have = set() if there is None else set(there.seeds)
+    return [seed for seed in range(group.case.restarts) if seed not in have]
+
+
 def _any(table: Table, setting: str, column: str) -> bool:
     return bool(np.isfinite(table.where(setting=setting)[column]).any())
-
-
-def _options(setting: Setting) -> dict[str, object]:
-    return {name: value for name, value in vars(setting).items() if name not in ("note", "typical_epochs")}
 
 
 def _share(flags: np.ndarray) -> str:

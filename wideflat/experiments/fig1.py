@@ -41,6 +41,8 @@ class Fig1(CommitteeFigure):
         restarts: Restarts of each setting on each draw, divided over the training subsets (default 50; quick: 4).
         slow_restarts: The same for rSGD slow, which needs 90,000 epochs of ten replicas (default: 15; quick: 2).
         align: Match the hidden units of the replicas before they are coupled.
+        gradient_scale: What multiplies the gradient of the mean loss (None: 100, which with mini-batches of 100 is the
+            gradient of the sum). The paper does not say, and flatness depends on it.
         settings: Which of the five settings, by name; None for all of them, rSGD slow last, since it takes longest.
         **more: See :class:`wideflat.experiments.committee_figure.CommitteeFigure`.
     """
@@ -65,6 +67,7 @@ class Fig1(CommitteeFigure):
         restarts: int | None = None,
         slow_restarts: int | None = None,
         align: bool = False,
+        gradient_scale: float | None = None,
         settings: Sequence[str] | None = None,
         **more: Any,
     ) -> None:
@@ -77,6 +80,8 @@ class Fig1(CommitteeFigure):
         restarts = restarts or (4 if quick else 50)
         slow_restarts = slow_restarts or (2 if quick else 15)
         known = QUICK if quick else SETTINGS
+        if gradient_scale is not None:
+            known = {name: setting.but(gradient_scale=gradient_scale) for name, setting in known.items()}
         self.cases = [
             Case(
                 name,

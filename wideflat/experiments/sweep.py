@@ -29,12 +29,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from wideflat.files import hold
 from wideflat.progress import Progress
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["FolderInUse", "Outcome", "Task", "cores", "sweep"]
 
@@ -350,13 +346,8 @@ def _journal(folder: Path) -> Iterator[Callable[..., None]]:
     """A function that appends a line to ``sweep.jsonl``; the folder is held meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "sweep.jsonl", "a", encoding="utf-8") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise FolderInUse(
-                    f"another sweep is using {folder}: wait for it, or give this one another folder"
-                ) from None
+        if not hold(file):
+            raise FolderInUse(f"another sweep is using {folder}: wait for it, or give this one another folder")
 
         def write(**line: Any) -> None:
             file.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line}) + "\n")
