@@ -1,9 +1,11 @@
+import re
+
 import numpy as np
 import pytest
 
 from wideflat.committee import SETTINGS
 from wideflat.experiments import committee_figure
-from wideflat.experiments.committee_figure import Case, CommitteeFigure, _differences
+from wideflat.experiments.committee_figure import Case, CommitteeFigure, _difference
 from wideflat.experiments.fig1 import Fig1
 from wideflat.experiments.fig6 import Fig6
 from wideflat.experiments.sweep import FolderInUse
@@ -61,8 +63,11 @@ def test_comparison_ranks_and_correlates(computed):
     assert any("best first by local energy" in remark for remark in comparison.remarks)
     assert any("(n = 10)" in remark for remark in comparison.remarks)
     computed.references = ("plain",)
-    (against,) = [remark for remark in computed.comparison().remarks if "against plain" in remark]
-    assert "dropout test error" in against and "plain test error" not in against
+    (changes,) = computed.comparison().more
+    assert [row[:3] for row in changes.rows] == [["balanced", "plain", "dropout"]]
+    assert all(re.fullmatch(r"[+-]\d+\.\d\d ± \d+\.\d\d", entry) for entry in changes.rows[0][3:])
+    page = computed.write_report().read_text()
+    assert changes.title in page and changes.rows[0][3] in page
 
 
 def test_differences_are_taken_within_subsets():
@@ -79,10 +84,10 @@ def test_differences_are_taken_within_subsets():
     for (setting, subset), errors in values.items():
         for error in errors:
             table.add(setting=setting, subset=subset, test_error=error)
-    ((difference, error),) = _differences(table, "a", "b", "test_error", 10)
+    difference, error = _difference(table, "a", "b", "test_error", 10)
     assert difference == pytest.approx(10 * (-1 - 3) / 2)
     assert error == pytest.approx(10 * np.sqrt(4 * 2 / 2) / 2)  # every variance is 2, of two values
-    assert not list(_differences(table, "a", "missing", "test_error", 10))
+    assert _difference(table, "a", "missing", "test_error", 10) is None
 
 
 def test_nothing_is_computed_twice(computed, monkeypatch):

@@ -54,6 +54,9 @@ class Command:
                 page = figure.write_report()
                 comparison = figure.comparison()
                 print_table(comparison.columns, comparison.rows, title="Flatness and test error, mean ± spread")
+                for table in comparison.more:
+                    print()
+                    print_table(table.columns, table.rows, title=table.title)
                 print()
                 print("\n".join(comparison.remarks))
                 print(figure.label + ".")

@@ -11,7 +11,7 @@ import tyro
 
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find
-from wideflat.experiments.experiment import Experiment
+from wideflat.experiments.experiment import Comparison, Experiment
 from wideflat.experiments.pieces import PieceExperiment, Workers, slurm_parameters
 from wideflat.report.terminal import print_table
 
@@ -185,14 +185,27 @@ class Command:
     def _print(self, item: Experiment, page: Path) -> None:
         comparison = item.comparison()
         if self.json:
-            rows = [dict(zip(comparison.columns, row, strict=True)) for row in comparison.rows]
-            content = {"item": item.name, "label": item.label, "rows": rows, "remarks": list(comparison.remarks)}
+            content: dict[str, Any] = {
+                "item": item.name,
+                "label": item.label,
+                "rows": _records(comparison),
+                "remarks": list(comparison.remarks),
+            }
+            if comparison.more:
+                content["more"] = {table.title: _records(table) for table in comparison.more}
             print(json.dumps({**content, "report": str(page)}, default=str))
             return
         print()
         print_table(comparison.columns, comparison.rows, title=f"{item.title}{' [QUICK]' if item.quick else ''}")
+        for table in comparison.more:
+            print()
+            print_table(table.columns, table.rows, title=table.title)
         if item.label:
             print(item.label)
         for remark in comparison.remarks:
             print(remark)
         print(f"report: {page.resolve()}")
+
+
+def _records(table: Comparison) -> list[dict[str, object]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]

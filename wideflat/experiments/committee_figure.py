@@ -94,7 +94,7 @@ class CommitteeFigure(PieceExperiment):
         size: How many training patterns a subset has.
         deltas: Variances of the prior of the local entropy.
         sigmas: Noise strengths of the local energy.
-        methods: How the local entropy is computed; the first is the one that solutions are compared by.
+        methods: How the local entropy is computed.
     """
 
     cases: list[Case]
@@ -356,12 +356,13 @@ class CommitteeFigure(PieceExperiment):
     def comparison(self) -> Comparison:
         """Settings by flatness and test error, their order under each measure, rank correlations of the measures."""
         restarts = self.table("restarts")
-        method = _first_method(restarts) if restarts else self.methods[0]
+        methods = self.methods if restarts is None else _methods(restarts)
         columns = ["draw", "setting", "n", "solved", "with polish", "test error %", "balanced %"]
-        columns += [f"Φ·10³ at d/D {AT_DISTANCE:g} ({method})", f"δE % at σ {AT_SIGMA:g}", "epochs"]
+        columns += [f"Φ·10³ at d/D {AT_DISTANCE:g} ({method})" for method in methods]
+        columns += [f"δE % at σ {AT_SIGMA:g}", "epochs"]
         if restarts is None:
             return Comparison(columns, [], ["Nothing has been computed yet."])
-        rows, remarks = [], []
+        rows, differences, remarks = [], [], []
         for draw in restarts.unique("draw"):
             mine = restarts.where(draw=draw)
             for setting in mine.unique("setting"):
@@ -375,21 +376,42 @@ class CommitteeFigure(PieceExperiment):
                         _share(part["train_errors"] == 0),
                         _mean_and_spread(100 * part["test_error"]),
                         _mean_and_spread(100 * part["balanced_test_error"]),
-                        _mean_and_spread(1e3 * part[f"phi_{method}"], digits=3),
+                        *(_mean_and_spread(1e3 * part[f"phi_{method}"], digits=3) for method in methods),
                         _mean_and_spread(100 * part["energy"], digits=3),
                         f"{part['epochs'].mean():.0f}",
                     ]
                 )
+            differences += [[draw, *row] for row in self._differences(mine, methods)]
             remarks += self.findings(mine, draw)
-        return Comparison(columns, rows, remarks)
+        changes = Comparison(
+            [
+                *("draw", "against", "setting", "test error, points"),
+                *(f"Φ·10³ ({method})" for method in methods),
+                "δE, points",
+            ],
+            differences,
+            title="Differences of the means within training subsets ± standard error",
+        )
+        return Comparison(columns, rows, remarks, more=[changes] if differences else [])
+
+    def _differences(self, restarts: Table, methods: Sequence[str]) -> Iterator[list[str]]:
+        """Rows of the settings against each reference."""
+        measures = [("test_error", 100.0), *((f"phi_{method}", 1e3) for method in methods), ("energy", 100.0)]
+        for reference in self.references:
+            for name in restarts.unique("setting"):
+                if name in self.references:
+                    continue
+                found = [_difference(restarts, name, reference, column, factor) for column, factor in measures]
+                if any(found):
+                    yield [reference, name, *(f"{x[0]:+.2f} ± {x[1]:.2f}" if x else "–" for x in found)]
 
     def findings(self, restarts: Table, draw: str) -> list[str]:
         """In words: the order of the settings under each measure, and how the measures correlate over all solutions."""
-        method = _first_method(restarts)
+        methods = _methods(restarts)
         best_first = {
             "test error": ("test_error", 1),
             "balanced test error": ("balanced_test_error", 1),
-            f"local entropy ({method})": (f"phi_{method}", -1),
+            **{f"local entropy ({method})": (f"phi_{method}", -1) for method in methods},
             "local energy": ("energy", 1),
         }
         sentences = []
@@ -401,8 +423,8 @@ class CommitteeFigure(PieceExperiment):
             order = sorted((name for name in means if np.isfinite(means[name])), key=lambda name: sign * means[name])
             sentences.append(f"{draw.capitalize()} draw, best first by {measure}: {', '.join(order)}.")
         pairs = [
-            (f"phi_{method}", "energy", "local entropy and local energy"),
-            (f"phi_{method}", "test_error", "local entropy and test error"),
+            *((f"phi_{method}", "energy", f"local entropy ({method}) and local energy") for method in methods),
+            *((f"phi_{method}", "test_error", f"local entropy ({method}) and test error") for method in methods),
             ("energy", "test_error", "local energy and test error"),
         ]
         correlations = []
@@ -410,41 +432,19 @@ class CommitteeFigure(PieceExperiment):
             found = spearman(restarts[first], restarts[second])
             correlations.append(f"{words} {found.r:+.2f} (n = {found.n})")
         sentences.append(f"{draw.capitalize()} draw, rank correlation over all solutions: {'; '.join(correlations)}.")
-        measures = [
-            ("test error", "test_error", 100, "%"),
-            ("Φ", f"phi_{method}", 1e3, "·10⁻³"),
-            ("δE", "energy", 100, "%"),
-        ]
-        for reference in self.references:
-            parts = []
-            for name in restarts.unique("setting"):
-                changes = [
-                    f"{words} {difference:+.2f} ± {error:.2f} {unit}"
-                    for words, column, factor, unit in measures
-                    for difference, error in _differences(restarts, name, reference, column, factor)
-                ]
-                if changes and name not in self.references:
-                    parts.append(f"{name} {', '.join(changes)}")
-            if parts:
-                sentences.append(
-                    f"{draw.capitalize()} draw, against {reference}, difference of the means within training subsets ± "
-                    f"standard error: {'; '.join(parts)}."
-                )
         return sentences
 
 
-def _first_method(restarts: Table) -> str:
-    """The method that solutions are compared by: the first whose values the table has."""
-    return next(name.removeprefix("phi_") for name in restarts.columns if name.startswith("phi_"))
+def _methods(restarts: Table) -> list[str]:
+    """How the local entropies in the table were computed."""
+    return [name.removeprefix("phi_") for name in restarts.columns if name.startswith("phi_")]
 
 
-def _differences(
-    table: Table, setting: str, reference: str, column: str, factor: float
-) -> Iterator[tuple[float, float]]:
+def _difference(table: Table, setting: str, reference: str, column: str, factor: float) -> tuple[float, float] | None:
     """How much larger the values of a setting are than those of another, and the standard error of that.
 
     Means over the training subsets that have at least two values of both: subsets differ by more than settings do.
-    Nothing where there is no such subset.
+    None where there is no such subset.
     """
     differences, variances = [], []
     for subset in table.unique("subset"):
@@ -453,8 +453,9 @@ def _differences(
         if all(len(values) > 1 for values in both):
             differences.append(both[0].mean() - both[1].mean())
             variances.append(sum(values.var(ddof=1) / len(values) for values in both))
-    if differences:
-        yield float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
+    if not differences:
+        return None
+    return float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
 
 
 def _missing(group: Group, there: Solutions | None) -> list[int]:

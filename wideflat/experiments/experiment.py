@@ -37,11 +37,15 @@ class Comparison:
         columns: Headings.
         rows: One list a row, as many entries as headings.
         remarks: Sentences to read with it: what differs from the paper, what is missing.
+        title: Above the table.
+        more: Further tables.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     remarks: Sequence[str] = ()
+    title: str = "Paper against measured"
+    more: Sequence[Comparison] = ()
 
 
 class Experiment(abc.ABC):
@@ -130,7 +134,8 @@ class Experiment(abc.ABC):
         page.paragraph(self.claim)
         if self.label:
             page.paragraph(self.label, kind="warning")
-        page.table(comparison.columns, comparison.rows, caption="Paper against measured")
+        for table in (comparison, *comparison.more):
+            page.table(table.columns, table.rows, caption=table.title)
         for remark in comparison.remarks:
             page.paragraph(remark, kind="quiet")
         if charts:
