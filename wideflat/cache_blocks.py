@@ -62,7 +62,7 @@ class FlatBlocks:
     """
 
     def __init__(self, *lists: list[Tensor], offsets: list[int]) -> None:
-        self._addresses, self._offsets = _addresses(lists), offsets
+        self.addresses, self._offsets = addresses(lists), offsets
         self._cut: list[tuple[int, int, list[tuple[Tensor, ...]]]] = []
         self._gathered: list[tuple[list[int], list[list[Tensor]], list[int], list[int], list[int]]] = []
         self._whole: list[tuple[list[int], list[list[Tensor]], list[int]]] = []
@@ -76,7 +76,7 @@ class FlatBlocks:
             for index in members:
                 tensors = [tensors[index].detach() for tensors in lists]
                 strides = tensors[0].stride()
-                if device.type != "cpu" or not all(t.stride() == strides and _is_dense(t) for t in tensors):
+                if device.type != "cpu" or not all(t.stride() == strides and is_dense(t) for t in tensors):
                     whole.append(index)
                     continue
                 if not tensors[0].is_contiguous():
@@ -124,7 +124,7 @@ class FlatBlocks:
 
     def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
         """Are these the same lists, at the same memory? The views here keep it, so that nobody else has its address."""
-        return self._offsets == offsets and self._addresses == _addresses(lists)
+        return self._offsets == offsets and self.addresses == addresses(lists)
 
     def __call__(self, *fresh: list[Tensor], changed: list[int]) -> Iterator[Block]:
         """Walk through the blocks.
@@ -152,12 +152,18 @@ def _flat_as(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
     """The elements in the order of memory of a tensor with these strides; None stands for contiguous ones."""
     if layout is None:
         return tensor.reshape(-1)
-    if tensor.stride() != layout:
-        tensor = torch.empty_strided(tensor.shape, layout, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-    return _flat(tensor)
+    return _flat(lying_as(tensor, layout))
 
 
-def _addresses(lists: Sequence[list[Tensor]]) -> list[list[int]]:
+def lying_as(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The tensor, or a copy of it, with its elements in the order of these strides."""
+    own = tensor.stride()
+    if own == strides or all(a == b for a, b, size in zip(own, strides, tensor.shape, strict=True) if size > 1):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def addresses(lists: Sequence[list[Tensor]]) -> list[list[int]]:
     return [[tensor.data_ptr() for tensor in tensors] for tensors in lists]
 
 
@@ -199,7 +205,7 @@ def _cut(lists: tuple[Sequence[Tensor], ...], size: int) -> Iterator[list[list[T
     filled = 0
     for tensors in zip(*lists, strict=True):
         numel, strides = tensors[0].numel(), tensors[0].stride()
-        if numel <= size or not all(tensor.stride() == strides and _is_dense(tensor) for tensor in tensors):
+        if numel <= size or not all(tensor.stride() == strides and is_dense(tensor) for tensor in tensors):
             pieces: list[tuple[Tensor, ...]] = [(tensor,) for tensor in tensors]
         else:
             pieces = [_flat(tensor).split(size) for tensor in tensors]
@@ -214,10 +220,10 @@ def _cut(lists: tuple[Sequence[Tensor], ...], size: int) -> Iterator[list[list[T
         yield pending
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Do the elements fill one stretch of memory, in whatever order of the dimensions?
 
-    >>> _is_dense(torch.zeros(2, 3).t()), _is_dense(torch.zeros(4)[::2])
+    >>> is_dense(torch.zeros(2, 3).t()), is_dense(torch.zeros(4)[::2])
     (True, False)
     """
     if tensor.is_contiguous():

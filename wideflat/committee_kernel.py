@@ -21,6 +21,11 @@ __all__ = ["CommitteeKernel"]
 TOGETHER = 16
 
 
+def padded(size: int, unit: int = 32) -> int:
+    """The next multiple of ``unit``."""
+    return -(-size // unit) * unit
+
+
 class Epoch(ctypes.Structure):
     """Sizes and constants of an epoch; the fields of the same name in C."""
 
@@ -125,7 +130,7 @@ class CommitteeKernel:
             The distance of w from mu in the last outer step, (n, 1).
         """
         n, hidden, width = a.shape
-        inner_steps, batch = orders.shape[1], -(-size // 16) * 16
+        inner_steps, batch = orders.shape[1], padded(size, 16)
         contiguous = (a, c, m, orders, target)
         if (
             width != self.columns
@@ -177,7 +182,7 @@ class CommitteeKernel:
             constants: slope, inside, outside, threshold and strength (of the coupling).
         """
         n, hidden, stride = v.shape
-        batch = -(-size // 16) * 16
+        batch = padded(size, 16)
         fitting = orders.shape == (n, self.used) and n % replicas == 0 and stride % 32 == 0
         fitting = fitting and stride >= 3 * self.columns + 2 * replicas
         if not (fitting and all(tensor.is_contiguous() for tensor in (v, orders, target))):

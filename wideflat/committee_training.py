@@ -45,7 +45,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wideflat.committee import Interrupted, Setting, Solutions, balanced_error, errors
-from wideflat.committee_kernel import CommitteeKernel
+from wideflat.committee_kernel import CommitteeKernel, padded
 from wideflat.committee_mixing import largest_coefficient, mixing, movement, spread
 from wideflat.data.patterns import Patterns
 from wideflat.files import atomic_write
@@ -200,11 +200,6 @@ def _coefficients(u: Tensor, batch: _Batch) -> Tensor:
     return c if batch.mask is None else c.mul_(batch.mask)
 
 
-def _padded(size: int, unit: int = 32) -> int:
-    """The next multiple of ``unit``."""
-    return -(-size // unit) * unit
-
-
 def _pad(tensor: Tensor, size: int, value: float = 0) -> Tensor:
     """Lengthen the last dimension."""
     return F.pad(tensor, (0, size - tensor.shape[-1]), value=value)
@@ -228,7 +223,7 @@ class _Form:
     def __init__(self, setting: Setting, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
         self.setting, self.dtype = setting, dtype
         self.num_patterns, self.num_inputs = inputs.shape
-        self.P, self.N = _padded(self.num_patterns + 1), _padded(self.num_inputs)
+        self.P, self.N = padded(self.num_patterns + 1), padded(self.num_inputs)
         self.x = torch.zeros(self.P, self.N, dtype=dtype)
         self.x[: self.num_patterns, : self.num_inputs] = inputs
         self.target = _pad(targets.to(dtype), self.P)
@@ -251,14 +246,14 @@ class _Form:
         count = -(-self.num_patterns // B)
         index = _pad(orders, count * B, self.num_patterns).view(n, count, B).transpose(0, 1)
         rows = index.int().unsqueeze(2).expand(count, n, H, B).reshape(count, -1)
-        index = _pad(index, _padded(B, 16), self.num_patterns).contiguous()
+        index = _pad(index, padded(B, 16), self.num_patterns).contiguous()
         target = self.target[index] * (4 / math.sqrt(H))
         inside = target * -setting.omega(epoch)
         outside = target * (lr * self.rate * setting.tanh_beta(epoch))
         if masks is None:
             return [_Batch(*parts, None) for parts in zip(index, rows, inside, outside, strict=True)]
         masks = _pad(masks, count * B).view(n, H, count, B).movedim(2, 0)
-        masks = _pad(masks, _padded(B, 16)).contiguous()
+        masks = _pad(masks, padded(B, 16)).contiguous()
         return [_Batch(*parts) for parts in zip(index, rows, inside, outside, masks, strict=True)]
 
     def _wrong(self, z: Tensor) -> Tensor:
@@ -291,7 +286,7 @@ class _Gram(_Form):
         exact[: self.num_patterns, : self.num_inputs] = inputs
         gram = exact @ exact.T
         self.gram = gram.to(dtype)
-        columns = _padded(self.num_patterns, 8)  # the rest is padding, and stays zero
+        columns = padded(self.num_patterns, 8)  # the rest is padding, and stays zero
         self.blocks = [(start, min(start + _COLUMNS, columns)) for start in range(0, columns, _COLUMNS)]
         self.tables = [self.gram[:, start:end].contiguous() for start, end in self.blocks]
         self.largest = float(torch.linalg.eigvalsh(gram)[-1]) * (1 + 1e-6)
@@ -312,7 +307,7 @@ class _Gram(_Form):
         if self.setting.algorithm == "sgd":
             state |= {"a": a, "c": torch.zeros_like(a), "norm2": a.new_ones(n, H, 1)}
         elif self.setting.algorithm == "rsgd":
-            v = a.new_zeros(n, H, _padded(3 * P + 2 * y))
+            v = a.new_zeros(n, H, padded(3 * P + 2 * y))
             v[..., :P] = v[..., P : 2 * P] = a
             # w_a . w_b of the replicas of a restart, unit by unit: (y, H, y)
             v[..., 2 * P : 2 * P + y] = torch.cat([torch.einsum("ahi,bhi->ahb", w, w) for w in start])
@@ -522,7 +517,7 @@ class _Gram(_Form):
         eta, alpha = setting.lr, setting.alpha
         pull = a.new_tensor([k, 0, k]).view(3, 1, 1, 1)
         s, q, q_c = torch.empty_like(a), torch.empty_like(a), torch.empty_like(a)
-        steps = a.new_empty(n, H, L, _padded(self.batch_size, 16))  # the coefficients that were added to S
+        steps = a.new_empty(n, H, L, padded(self.batch_size, 16))  # the coefficients that were added to S
         number, num_batches = 0, -(-self.num_patterns // self.batch_size)
         for outer in range(num_batches):
             for tensor in (s, q, q_c):
@@ -758,7 +753,7 @@ class _Job:
                 orders = {e: rows[kept] for e, rows in orders.items()}
                 form.select(kept)
                 if not group:  # the next refresh is that of those ahead
-                    epoch, fresh = _padded(epoch, self.refresh), False
+                    epoch, fresh = padded(epoch, self.refresh), False
 
     def _skip(self, group: list[_Restart], weights: Tensor, form: _Gram | _Direct, epoch: int) -> list[int]:
         """Take the restarts of rSGD that have no gradient until the next refresh there; their rows.

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from wideflat.cache_blocks import _addresses, _is_dense
+from wideflat.cache_blocks import addresses, is_dense, lying_as
 from wideflat.gaussian_noise import GaussianNoise
 from wideflat.kernels import REAL, Source, compile_kernel, threads_for
 
@@ -50,7 +50,7 @@ class KernelLists:
         self._step = compile_kernel(w_prime[0].dtype).step
         self._offsets = offsets
         self._kept = [tensors for tensors in (w_prime, w, mu, velocity) if tensors is not None]
-        self._addresses = _addresses(self._kept)
+        self.addresses = addresses(self._kept)
         self._pointers = [None if tensors is None else _pointers(tensors) for tensors in (w_prime, w, mu, velocity)]
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._places = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
@@ -67,7 +67,7 @@ class KernelLists:
                 and t.device.type == "cpu"
                 and t.dtype == lists[0][0].dtype
                 and t.stride() == tensors[0].stride()
-                and _is_dense(t)
+                and is_dense(t)
                 for tensors in zip(*lists, strict=True)
                 for t in tensors
             )
@@ -76,11 +76,11 @@ class KernelLists:
 
     def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
         """Are these the same lists, at the same memory?"""
-        return self._offsets == offsets and self._addresses == _addresses(lists)
+        return self._offsets == offsets and self.addresses == addresses(lists)
 
     def inner_step(self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
-        alike = [_lying_as(g, strides) for g, strides in zip(gradients, self._strides, strict=True)]
+        alike = [lying_as(g, strides) for g, strides in zip(gradients, self._strides, strict=True)]
         self._call(rule, None if noise is None else noise.source(step), _pointers(alike))
 
     def outer_step(self, rule: Rule) -> None:
@@ -100,14 +100,6 @@ class KernelLists:
         )
         for tensors in self._kept:  # autograd must know that they are others now
             torch.autograd.graph.increment_version(tensors)
-
-
-def _lying_as(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The tensor, or a copy of it, with its elements in the order of these strides."""
-    own = tensor.stride()
-    if own == strides or all(a == b for a, b, size in zip(own, strides, tensor.shape, strict=True) if size > 1):
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from wideflat.cache_blocks import _is_dense, cache_blocks
+from wideflat.cache_blocks import cache_blocks, is_dense
 from wideflat.replicas import Block, square_distance
 from wideflat.seeds import derive_seed
 
@@ -106,7 +106,7 @@ class FlatBuckets:
             views, start = [], 0
             for i in indices:
                 tensor = like[i]
-                strides = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+                strides = tensor.stride() if is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
                 views.append(flat.as_strided(tensor.shape, strides, start))
                 start += tensor.numel()
             self.flat.append(flat)
