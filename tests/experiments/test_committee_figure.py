@@ -23,9 +23,6 @@ class Small(CommitteeFigure):
         fast = SETTINGS["sgd-fast"].but(polish_epochs=100)
         self.cases = [Case("plain", fast, 3), Case("dropout", fast.but(dropout=0.3), 2)]
 
-    def cost(self):
-        return "seconds"
-
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory):

@@ -118,6 +118,11 @@ class CommitteeFigure(PieceExperiment):
         self.subsets, self.draws, self.size = subsets, tuple(draws), size
         self.deltas, self.sigmas, self.methods = tuple(deltas), tuple(sigmas), tuple(methods)
 
+    def cost(self) -> str:
+        """In words."""
+        count = sum(case.restarts for case in self.cases) * self.subsets * len(self.draws)
+        return f"{count} trainings of a committee machine and their local entropy"
+
     # ---- compute
 
     def groups(self) -> Iterator[Group]:

@@ -90,8 +90,3 @@ class Fig1(CommitteeFigure):
             )
             for name in chosen
         ]
-
-    def cost(self) -> str:
-        """In words."""
-        count = sum(case.restarts for case in self.cases) * self.subsets * len(self.draws)
-        return f"{count} trainings of a committee machine and their local entropy"

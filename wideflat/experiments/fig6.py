@@ -48,8 +48,3 @@ class Fig6(CommitteeFigure):
             Case(f"dropout-{dropout:g}", SETTINGS["sgd-fast"].but(dropout=dropout), -(-restarts // self.subsets))
             for dropout in dropouts
         ]
-
-    def cost(self) -> str:
-        """In words."""
-        count = sum(case.restarts for case in self.cases) * self.subsets * len(self.draws)
-        return f"{count} trainings of a committee machine and their local entropy"
