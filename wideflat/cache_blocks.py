@@ -62,7 +62,7 @@ class FlatBlocks:
     """
 
     def __init__(self, *lists: list[Tensor], offsets: list[int]) -> None:
-        self.addresses, self._offsets = addresses(lists), offsets
+        self._addresses, self._offsets = addresses(lists), offsets
         self._cut: list[tuple[int, int, list[tuple[Tensor, ...]]]] = []
         self._gathered: list[tuple[list[int], list[list[Tensor]], list[int], list[int], list[int]]] = []
         self._whole: list[tuple[list[int], list[list[Tensor]], list[int]]] = []
@@ -124,7 +124,7 @@ class FlatBlocks:
 
     def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
         """Are these the same lists, at the same memory? The views here keep it, so that nobody else has its address."""
-        return self._offsets == offsets and self.addresses == addresses(lists)
+        return self._offsets == offsets and self._addresses == addresses(lists)
 
     def __call__(self, *fresh: list[Tensor], changed: list[int]) -> Iterator[Block]:
         """Walk through the blocks.

@@ -50,7 +50,7 @@ class KernelLists:
         self._step = compile_kernel(w_prime[0].dtype).step
         self._offsets = offsets
         self._kept = [tensors for tensors in (w_prime, w, mu, velocity) if tensors is not None]
-        self.addresses = addresses(self._kept)
+        self._addresses = addresses(self._kept)
         self._pointers = [None if tensors is None else _pointers(tensors) for tensors in (w_prime, w, mu, velocity)]
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._places = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
@@ -76,7 +76,7 @@ class KernelLists:
 
     def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
         """Are these the same lists, at the same memory?"""
-        return self._offsets == offsets and self.addresses == addresses(lists)
+        return self._offsets == offsets and self._addresses == addresses(lists)
 
     def inner_step(self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""

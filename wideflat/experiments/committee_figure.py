@@ -172,7 +172,8 @@ class CommitteeFigure(PieceExperiment):
         there = self._trained(group)
         if there is None or _missing(group, there):
             return False
-        return not any(there.solved) or all(self._curves(group, there, method) for method in self.methods)
+        measured = (self._curves(group, there, method) is not None for method in self.methods)
+        return not any(there.solved) or all(measured)
 
     def _write_what_is_there(self) -> None:
         self._write_tables([self._do(group) for group in self.groups() if self._is_there(group)])
