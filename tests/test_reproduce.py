@@ -38,7 +38,8 @@ class Probe(Experiment):
         return [Chart("points", "Points", "n", "x", [Series("a", [0, 1], table["x"])])] if table else []
 
     def comparison(self):
-        return Comparison(["paper", "measured"], [[1.5, self.table("points")["x"].mean()]], ["As expected."])
+        more = [Comparison(["against"], [["itself"]], title="Differences")]
+        return Comparison(["paper", "measured"], [[1.5, self.table("points")["x"].mean()]], ["As expected."], more=more)
 
 
 @pytest.fixture
@@ -53,8 +54,9 @@ def test_computes_draws_and_compares(probe, tmp_path, capsys):
     assert cli.main(["reproduce", "fig2", "--out", str(tmp_path), "--seeds", "3"]) == 0
     out = capsys.readouterr().out
     assert "fig2: 3 seconds" in out and "1.5" in out and "As expected." in out
+    assert "Differences\nagainst\nitself" in out
     page = (tmp_path / "fig2" / "report.html").read_text()
-    assert "Probe &lt;figure&gt;" in page and "QUICK" not in page
+    assert "Probe &lt;figure&gt;" in page and "QUICK" not in page and "itself" in page
     assert (tmp_path / "fig2" / "figures" / "points.png").exists()
 
 

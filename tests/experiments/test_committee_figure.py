@@ -124,7 +124,7 @@ def test_more_restarts_are_added_to_those_that_are_there(tmp_path, monkeypatch):
     seeds, real = [], committee_figure.train
     monkeypatch.setattr(committee_figure, "train", lambda *a, **o: seeds.append(list(o["seeds"])) or real(*a, **o))
     figure.cases = [Case("plain", plain, 3)]
-    assert not any(figure._is_there(group) for group in figure.groups())
+    assert all(figure._measured(group) is None for group in figure.groups())
     figure.compute()
     assert seeds == [[2], [2]]
     after = {(row["subset"], row["seed"]): row for row in _rows(figure.table("restarts"))}

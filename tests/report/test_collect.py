@@ -33,7 +33,7 @@ def results(tmp_path_factory):
     (folder / "runs" / "first" / "local-energy.json").write_text('{"sigmas": [0], "mean": [')  # cut off
     (folder / "notes.json").write_text('["something else"]')
     np.savez(folder / "other.npz", a=np.zeros(2))
-    fig6 = Fig6(folder / "fig6-quick", quick=True, restarts=2, dropouts=(0.0,), size=20, deltas=(0.1, 1.0))
+    fig6 = Fig6(folder / "fig6-quick", quick=True, restarts=2, dropouts=(0.0, 0.4), size=20, deltas=(0.1, 1.0))
     fig6.compute()
     return folder
 
@@ -68,6 +68,7 @@ def test_the_page_holds_all_of_it(results, tmp_path, capsys):
     assert "[QUICK]" in text and "<b>net" not in text and "local-energy.json" in text
     out = capsys.readouterr().out
     assert "not read" in out and str(page) in out
+    assert "[QUICK]" in out and "Differences of the means" in out
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wideflat.experiments.fig1 import Fig1
-from wideflat.report.terminal import print_table
 
 __all__ = ["Command"]
 
@@ -53,10 +52,7 @@ class Command:
             if (self.out / "restarts.csv").exists():
                 page = figure.write_report()
                 comparison = figure.comparison()
-                print_table(comparison.columns, comparison.rows, title="Flatness and test error, mean ± spread")
-                for table in comparison.more:
-                    print()
-                    print_table(table.columns, table.rows, title=table.title)
+                comparison.print("Flatness and test error, mean ± spread")
                 print()
                 print("\n".join(comparison.remarks))
                 print(figure.label + ".")

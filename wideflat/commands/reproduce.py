@@ -13,7 +13,6 @@ from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find
 from wideflat.experiments.experiment import Comparison, Experiment
 from wideflat.experiments.pieces import PieceExperiment, Workers, slurm_parameters
-from wideflat.report.terminal import print_table
 
 __all__ = ["Command"]
 
@@ -196,10 +195,7 @@ class Command:
             print(json.dumps({**content, "report": str(page)}, default=str))
             return
         print()
-        print_table(comparison.columns, comparison.rows, title=f"{item.title}{' [QUICK]' if item.quick else ''}")
-        for table in comparison.more:
-            print()
-            print_table(table.columns, table.rows, title=table.title)
+        comparison.print(item.heading)
         if item.label:
             print(item.label)
         for remark in comparison.remarks:

@@ -145,7 +145,7 @@ class CommitteeFigure(PieceExperiment):
                 raise FolderInUse(f"another process is computing {self.folder}: wait for it, or give another --out")
             lost: set[str] = set()
             if self.workers is not None:
-                missing = [group.name for group in self.groups() if not self._is_there(group)]
+                missing = [group.name for group in self.groups() if self._measured(group) is None]
                 answers = self.ask_workers(missing, self._write_what_is_there)
                 lost = {name for name, answer in answers.items() if answer.state == "failed"}
             done: list[_Measured] = []
@@ -167,16 +167,18 @@ class CommitteeFigure(PieceExperiment):
         solutions = self._train(group)
         return group, solutions, {method: self._entropy(group, solutions, method) for method in self.methods}
 
-    def _is_there(self, group: Group) -> bool:
-        """Whether a group is trained and measured."""
-        there = self._trained(group)
-        if there is None or _missing(group, there):
-            return False
-        measured = (self._curves(group, there, method) is not None for method in self.methods)
-        return not any(there.solved) or all(measured)
+    def _measured(self, group: Group) -> _Measured | None:
+        """A group that is trained and measured; None if anything of it is missing."""
+        solutions = self._trained(group)
+        if solutions is None or _missing(group, solutions):
+            return None
+        curves = {method: self._curves(group, solutions, method) for method in self.methods}
+        if any(solutions.solved) and any(curve is None for curve in curves.values()):
+            return None
+        return group, solutions, curves
 
     def _write_what_is_there(self) -> None:
-        self._write_tables([self._do(group) for group in self.groups() if self._is_there(group)])
+        self._write_tables([measured for group in self.groups() if (measured := self._measured(group)) is not None])
 
     def _path(self, group: Group, ending: str) -> Path:
         return self.folder / "solutions" / f"{group.draw}-{group.subset}" / f"{group.case.label}{ending}"

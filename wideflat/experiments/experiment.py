@@ -24,6 +24,7 @@ from typing import Any
 from wideflat.experiments.table import Table
 from wideflat.report.chart import Chart
 from wideflat.report.page import Page
+from wideflat.report.terminal import print_table
 from wideflat.runs import environment
 
 __all__ = ["Comparison", "Experiment"]
@@ -46,6 +47,13 @@ class Comparison:
     remarks: Sequence[str] = ()
     title: str = "Paper against measured"
     more: Sequence[Comparison] = ()
+
+    def print(self, title: str = "") -> None:
+        """Print all its tables to standard output, the first under another title if one is given."""
+        print_table(self.columns, self.rows, title=title or self.title)
+        for table in self.more:
+            print()
+            table.print()
 
 
 class Experiment(abc.ABC):
@@ -102,6 +110,11 @@ class Experiment(abc.ABC):
         """Empty for the paper's own experiment; for the reduced form, what it is instead."""
         return f"QUICK, not the paper's experiment: {self.quick_means}" if self.quick else ""
 
+    @property
+    def heading(self) -> str:
+        """The title, marked if it is the reduced form."""
+        return f"{self.title}{' [QUICK]' if self.quick else ''}"
+
     def provenance(self, **more: Any) -> dict[str, Any]:
         """What a table of this experiment says about its origin."""
         where = {key: value for key, value in environment().items() if key not in ("host", "pid")}
@@ -121,7 +134,7 @@ class Experiment(abc.ABC):
                 chart.caption = f"{self.label}. {chart.caption}".strip()
         for chart in charts:
             chart.save(self.folder / "figures")
-        page = Page(f"{self.title}{' [QUICK]' if self.quick else ''}", f"wideflat reproduce {self.name}")
+        page = Page(self.heading, f"wideflat reproduce {self.name}")
         self.add_to(page, charts)
         path = self.folder / "report.html"
         page.write(path)

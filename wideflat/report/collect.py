@@ -181,8 +181,7 @@ def print_summary(found: Findings) -> None:
     if found.runs:
         print_table(*summary(found.runs))
     for item in found.experiments:
-        comparison = item.comparison()
-        print_table(comparison.columns, comparison.rows, title=item.title)
+        item.comparison().print(item.heading)
 
 
 def _subtitle(found: Findings) -> str:
