@@ -20,8 +20,9 @@ import torch
 from machine import describe, peak_flops
 
 from wideflat.committee import SETTINGS, train
+from wideflat.committee_forms import Gram
+from wideflat.committee_random import initial_weights, order
 from wideflat.committee_reference import train_one
-from wideflat.committee_training import _Gram, initial_weights, order
 from wideflat.data import dress_coat
 
 #: Epochs that restarts took in a whole run (means; docs/committee.md), to extrapolate with.
@@ -61,7 +62,7 @@ def inner_step(name: str) -> tuple[float, float]:
     """
     data, setting = dress_coat.load(), SETTINGS[name]
     seeds = range(128 // setting.num_replicas)
-    form = _Gram(setting, data.inputs, data.targets, torch.float32)
+    form = Gram(setting, data.inputs, data.targets, torch.float32)
     orders = torch.from_numpy(np.stack([order(setting, seed, 0, 500) for seed in seeds]))
     networks = setting.num_replicas * len(seeds)
     steps = 5 * (setting.inner_steps if setting.algorithm == "esgd" else 1) * networks

@@ -6,9 +6,10 @@ import torch
 
 from wideflat import committee_training
 from wideflat.committee import SETTINGS, Interrupted, train
+from wideflat.committee_forms import Gram
 from wideflat.committee_mixing import largest_coefficient, mixing, movement, spread
+from wideflat.committee_random import initial_weights
 from wideflat.committee_reference import train_one
-from wideflat.committee_training import _Gram, initial_weights
 from wideflat.data import dress_coat
 
 #: omega grows so fast that the gradient dies while the replicas are still apart.
@@ -170,7 +171,7 @@ def test_a_run_that_skips_can_be_interrupted(images, tmp_path, monkeypatch, skip
     path = tmp_path / "state.npz"
     starts = sorted(epochs[0] for epochs in skips.values())
     assert starts[0] < starts[-1]
-    original = _Gram.epoch
+    original = Gram.epoch
 
     def epoch(self, number, *rest):
         original(self, number, *rest)
@@ -178,7 +179,7 @@ def test_a_run_that_skips_can_be_interrupted(images, tmp_path, monkeypatch, skip
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(_Gram, "epoch", epoch)
+        patch.setattr(Gram, "epoch", epoch)
         train(*arguments, progress=False, refresh=10, checkpoint=path, threads=1)
     resumed = train(*arguments, progress=False, refresh=10, checkpoint=path)
     assert torch.equal(resumed.weights, whole.weights)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wideflat.committee import CommitteeMachine, Setting, committee_loss
-from wideflat.committee_training import dropout_mask, initial_weights, order
+from wideflat.committee_random import dropout_mask, initial_weights, order
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.replicas import ReplicaCoupling, Replicas
 

@@ -383,7 +383,7 @@ ALWAYS REAL dot(int64_t n, const REAL *x, const REAL *y) {
 }
 
 /* -rate times the derivative of the summed loss by the pre-activations, from u = 2 beta z (hidden, batch); see
- * _coefficients in wideflat/committee_training.py. Those below the threshold are zero. Overwrites u. */
+ * coefficients in wideflat/committee_forms.py. Those below the threshold are zero. Overwrites u. */
 static void coefficients(
     int64_t hidden, int64_t batch, REAL *restrict u, REAL *restrict slope, const REAL *restrict inside,
     const REAL *restrict outside, REAL threshold
@@ -425,7 +425,7 @@ typedef struct {
     REAL e, f, overlap, in_mean, norm2, along, own;
 } Explorer;
 
-/* One epoch of eSGD in the Gram form, as _esgd_epoch in wideflat/committee_training.py, whose names these are.
+/* One epoch of eSGD in the Gram form, as _esgd_epoch in wideflat/committee_forms.py, whose names these are.
  *
  * Networks x hidden units x width: a, c, and working memory s, q, q_c. Networks x hidden: m, explorers. Working memory:
  * steps (networks, inner_steps, hidden, batch), shares (networks, inner_steps, hidden), buffer (4 batch), picked
@@ -536,7 +536,7 @@ typedef struct {
     double slope, inside, outside, threshold, strength;
 } Coupled;
 
-/* One epoch of rSGD in the Gram form, as _rsgd_epoch in wideflat/committee_training.py: v (networks, hidden, stride) has
+/* One epoch of rSGD in the Gram form, as _rsgd_epoch in wideflat/committee_forms.py: v (networks, hidden, stride) has
  * the columns A | I | J | C | M. Working memory: steps (networks, hidden, batch), buffer (3 batch), picked
  * (networks, batch), counts (networks), list (networks, batch). `number` is that of the first mini-batch, from 1. */
 void rsgd_epoch(
