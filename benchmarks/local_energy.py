@@ -44,7 +44,8 @@ from wideflat.data import dress_coat, load
 from wideflat.evaluation import error_metric
 from wideflat.folding import FoldedNetwork
 from wideflat.models import resnet18, smallconvnet
-from wideflat.runs import Run, load_state
+from wideflat.runs import Run
+from wideflat.state_files import load_state
 
 PARTS = ["committee", "mlp", "smallconvnet", "smallconvnet-all", "resnet18"]
 

@@ -250,7 +250,7 @@ def test_the_folded_and_the_plain_network_give_the_same_numbers():
 def test_the_naive_loop_gives_the_same_numbers():
     """Copy, perturb, evaluate everything, restore: the twin of noise="pass", with the same z."""
     from wideflat.gaussian_noise import GaussianNoise
-    from wideflat.perturbation import seed_of
+    from wideflat.seeds import derive_seed
 
     torch.manual_seed(0)
     model = smallconvnet(num_classes=4)
@@ -261,7 +261,7 @@ def test_the_naive_loop_gives_the_same_numbers():
         base = nn.functional.cross_entropy(model(x), y).item()
         weights = [p.clone() for p in model.parameters()]
         for number in range(2):
-            g = torch.Generator().manual_seed(seed_of(7, number))
+            g = torch.Generator().manual_seed(derive_seed(7, "noise", number))
             noise = GaussianNoise(int(torch.randint(2**63 - 1, (), generator=g)))
             flat = noise(0, 0, sum(p.numel() for p in weights))
             for p, w, z in zip(model.parameters(), weights, flat.split([w.numel() for w in weights]), strict=True):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from wideflat.perturbation import seed_of
+from wideflat.seeds import derive_seed
 
 __all__ = ["Block", "Blocks"]
 
@@ -92,7 +92,7 @@ class Blocks:
             if batch_size < 1:
                 raise ValueError(f"batch_size must be >= 1, got {batch_size}")
             self.count = -(-total // batch_size)
-            generator = torch.Generator().manual_seed(seed_of(seed, 0xB10C))
+            generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
             self._parts = torch.randperm(total, generator=generator).tensor_split(self.count)
             self.examples = total
         #: Whether every pass sees exactly the same numbers; an iterable that changes them is found out in the second.
@@ -154,7 +154,7 @@ class Blocks:
                 batch = tree_map(lambda tensor, part=part: tensor[part.to(tensor.device)], self._tensors)
                 yield self._finish(j, batch, number)
                 continue
-            seed_everything(seed_of(self._seed, 0xDA7A, j))
+            seed_everything(derive_seed(self._seed, "data", j))
             if self._batches is not None:
                 batch = self._batches[j]
             else:
@@ -162,11 +162,11 @@ class Blocks:
             yield self._finish(j, batch, number)
 
     def _visit_iterable(self, number: int, mine: Callable[[int], bool]) -> Generator[Block, None, None]:
-        seed_everything(seed_of(self._seed, 0xDA7A))
+        seed_everything(derive_seed(self._seed, "data"))
         generator = getattr(self._batches, "generator", None)
         before = generator.get_state() if isinstance(generator, torch.Generator) else None
         if generator is not None and before is not None:
-            generator.manual_seed(seed_of(self._seed, 0xDA7A))
+            generator.manual_seed(derive_seed(self._seed, "data"))
         j = -1
         try:
             for j, batch in enumerate(self._batches):
@@ -187,7 +187,7 @@ class Blocks:
 
     def _finish(self, j: int, batch: Any, number: int) -> Block:
         if self._augment is not None:
-            seed_everything(seed_of(self._seed, 0xA06, number, j))
+            seed_everything(derive_seed(self._seed, "augment", number, j))
             pair = isinstance(batch, (tuple, list)) and len(batch) == 2
             batch = (self._augment(batch[0]), batch[1]) if pair else self._augment(batch)
         return Block(j, batch, batch_length(batch))

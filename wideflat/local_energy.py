@@ -44,10 +44,12 @@ from wideflat.blocks import Block, Blocks, repeated, truncated
 from wideflat.channel import log_majority
 from wideflat.energy_profile import Comparison, Interrupted, LocalEnergy
 from wideflat.evaluation import Evaluation, Forward, Metric
+from wideflat.example_noise import ExampleNoise
 from wideflat.files import atomic_write
 from wideflat.folding import FoldedNetwork
-from wideflat.perturbation import ExampleNoise, FirstLayer, Selection, SharedNoise, seed_of, select_parameters
+from wideflat.perturbation import FirstLayer, Selection, SharedNoise, select_parameters
 from wideflat.progress import Progress
+from wideflat.seeds import derive_seed
 from wideflat.stratified import Estimate, stratified, student_quantile
 
 __all__ = [
@@ -385,7 +387,7 @@ class _Measurement:
             yield None
             return
         assert self.blocks.count is not None
-        generator = torch.Generator().manual_seed(seed_of(self.seed, 0x0DE7, number))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", number))
         order = torch.randperm(self.blocks.count, generator=generator).tolist()
         order = order[: math.ceil(min(1.0, self.max_passes - number) * self.blocks.count)]
         start = 0
@@ -460,7 +462,7 @@ class _Measurement:
         if not (known and self.blocks.fixed and self.blocks.indexed):
             known.append(float(self._at(single, block.size, 0.0).mean()))
         place = (number,) if self.noise == "pass" else (number, j)
-        generator = _generator(evaluation.device, seed_of(self.seed, *place))
+        generator = _generator(evaluation.device, derive_seed(self.seed, "noise", *place))
         if self.example is not None:
             self.example.start(evaluation.source(batch), size, generator, kept.products, tiles)
         if self.shared is not None and self.common:
@@ -470,7 +472,7 @@ class _Measurement:
         values = []
         for s in np.flatnonzero(self.active):
             if not self.common:
-                generator.manual_seed(seed_of(self.seed, *place, 1 + int(s)))
+                generator.manual_seed(derive_seed(self.seed, "noise", *place, "sigma", int(s)))
                 if self.shared is not None:
                     self.shared.draw(generator)
             value = self._at(batch, size, float(self.sigmas[s]))

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from wideflat.files import atomic_write, sha256
 from wideflat.replica_mesh import MeshReplicas
 from wideflat.replicas import ReplicaCoupling
-from wideflat.runs import DamagedState
+from wideflat.state_files import DamagedState
 
 __all__ = ["load_replicas", "save_replicas"]
 

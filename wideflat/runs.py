@@ -16,11 +16,8 @@
 
 What makes an interrupted run equal to an undisturbed one:
 
-* A state is two files: tensors (safetensors) and all the rest (JSON), which names the SHA-256 of the first and of
-  itself. Each is written under another name, synchronised and renamed, the JSON last: a state exists only when it is
-  whole.
-* A state that is damaged all the same (a disk, a copy) is detected by its checksums, named, and the one before it is
-  taken.
+* A state (:mod:`wideflat.state_files`) exists only when it is whole. One that is damaged all the same (a disk, a copy)
+  is detected by its checksums, named, and the one before it is taken.
 * The tables are appended to, and a state knows how long they were. Resuming cuts off what was written after it.
 * The lock is the operating system's (``flock``): it ends with the process, however that ends.
 """
@@ -29,29 +26,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
-import platform
 import socket
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import wideflat
+from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold
+from wideflat.state_files import DamagedState, load_state, read_about, remove_state, save_state
 
 if TYPE_CHECKING:
     from wideflat.data import Augmentation, ImageData
 
-__all__ = ["DamagedState", "Run", "RunInUse", "environment", "load_state", "save_state"]
+__all__ = ["DamagedState", "Run", "RunInUse"]
 
 #: Parts of a configuration that inform the reader and change nothing.
 REMARKS = ("experiment.notes", "experiment.paper_error", "experiment.paper_spread", "experiment.paper_gamma1")
@@ -60,142 +53,8 @@ REMARKS = ("experiment.notes", "experiment.paper_error", "experiment.paper_sprea
 FORMAT = 1
 
 
-class DamagedState(RuntimeError):
-    """A file of a saved state is missing, truncated or altered."""
-
-
 class RunInUse(RuntimeError):
     """Another process is training in this run directory."""
-
-
-# ------------------------------------------------------------------------------------------------ states on disk
-
-
-def save_state(path: str | os.PathLike[str], state: Any, about: dict[str, Any] | None = None) -> None:
-    """Write ``state`` to ``path`` + ``.safetensors`` (its tensors) and ``path`` + ``.json`` (all the rest).
-
-    Args:
-        path: Where, without a suffix. A state of that name is replaced whole, or not at all.
-        state: Any nesting of dictionaries, lists and tuples of tensors, numbers, strings, booleans and None, such as
-            the ``state_dict()`` of models and optimizers. Memory formats (channels last) are kept.
-        about: Something to note beside the state, in the JSON file.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "state"
-        >>> save_state(path, {"weight": torch.ones(2), "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], 3: None})
-        >>> load_state(path)
-        {'weight': tensor([1., 1.]), 'groups': [{'lr': 0.1, 'betas': (0.9, 0.99)}], 3: None}
-    """
-    from safetensors.torch import save
-
-    path = Path(path)
-    tensors: dict[str, Tensor] = {}
-    tree = _encode(state, "", tensors)
-    data = save(tensors)
-    with atomic_write(path.with_name(path.name + ".safetensors"), "wb") as file:
-        file.write(data)
-    content = {"format": FORMAT, "about": about, "tensors_sha256": hashlib.sha256(data).hexdigest(), "state": tree}
-    with atomic_write(path.with_name(path.name + ".json")) as file:
-        json.dump({**content, "sha256": _digest(content)}, file, indent=1)
-        file.write("\n")
-
-
-def load_state(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:
-    """Read what :func:`save_state` wrote, bit for bit.
-
-    Args:
-        path: The name given to :func:`save_state`.
-        device: Where the tensors go.
-
-    Raises:
-        DamagedState: If a file is missing, truncated or altered; the message names it.
-    """
-    from safetensors.torch import load
-
-    path = Path(path)
-    table, blob = path.with_name(path.name + ".json"), path.with_name(path.name + ".safetensors")
-    content = _read_json(table)
-    data = _read(blob)
-    actual = hashlib.sha256(data).hexdigest()
-    if actual != content["tensors_sha256"]:
-        raise DamagedState(
-            f"{blob} is damaged: expected SHA-256 {content['tensors_sha256']}, got {actual} ({len(data)} bytes)"
-        )
-    tensors = {name: tensor.to(device) for name, tensor in load(data).items()}
-    return _decode(content["state"], tensors)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise DamagedState(f"{path} is missing") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_read(path))
-        expected = content.pop("sha256")
-    except (ValueError, KeyError, AttributeError):  # ValueError: neither JSON nor UTF-8
-        raise DamagedState(
-            f"{path} is damaged: it is not a whole JSON document ({path.stat().st_size} bytes)"
-        ) from None
-    if _digest(content) != expected:
-        raise DamagedState(f"{path} is damaged: expected SHA-256 {expected}, got {_digest(content)}")
-    if content["format"] > FORMAT:
-        raise RuntimeError(
-            f"{path} was written by a later version of wideflat (format {content['format']}, this one reads up to "
-            f"{FORMAT}): pip install --upgrade wideflat"
-        )
-    return content
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON form of ``value``; its tensors go to ``tensors`` under names that tell where they were."""
-    if isinstance(value, Tensor):
-        while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
-            name += "'"
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        channels_last = value.dim() == 4 and not value.is_contiguous() and _is_channels_last(value)
-        return {"$tensor": name, **({"channels_last": True} if channels_last else {})}
-    if isinstance(value, dict):
-        inner = {key: _encode(item, f"{name}.{key}" if name else str(key), tensors) for key, item in value.items()}
-        if all(isinstance(key, str) and not key.startswith("$") for key in inner):
-            return inner
-        return {"$items": [[key, item] for key, item in inner.items()]}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item, f"{name}.{i}" if name else str(i), tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"a state holds tensors, numbers, strings, lists and dictionaries; {name or 'it'} is {type(value)}")
-
-
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "$tensor" in value:
-        tensor = tensors[value["$tensor"]]
-        return tensor.contiguous(memory_format=torch.channels_last) if value.get("channels_last") else tensor
-    if "$items" in value:
-        return {key: _decode(item, tensors) for key, item in value["$items"]}
-    if "$tuple" in value:
-        return tuple(_decode(item, tensors) for item in value["$tuple"])
-    return {key: _decode(item, tensors) for key, item in value.items()}
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-# ------------------------------------------------------------------------------------------------ the run itself
 
 
 class Run:
@@ -368,7 +227,7 @@ class Run:
         with self._disk_with_last_state():
             save_state(self.path / "checkpoints" / f"step-{step:010d}", {"tables": lengths, "state": state})
         for old in self._states()[self.KEEP :]:
-            _remove_state(old)
+            remove_state(old)
 
     def restore(self, say: Callable[[str], object] | None = None, device: torch.device | str = "cpu") -> Any:
         """The last complete state that is whole, or None; the tables are cut back to where they were then.
@@ -390,7 +249,7 @@ class Run:
                         )
             except DamagedState as error:
                 say(f"{error}; falling back to the state before it")
-                _remove_state(path)
+                remove_state(path)
                 continue
             for table, length in saved["tables"].items():
                 self._cut(table, length)
@@ -433,8 +292,7 @@ class Run:
 
     def result(self, epoch: int | None = None) -> dict[str, Any] | None:
         """What is known of the final model, or of the snapshot at ``epoch``; None while there is no such model."""
-        path = self._model(epoch).with_suffix(".json")
-        return _read_json(path)["about"] if path.exists() else None
+        return read_about(self._model(epoch))
 
     def snapshots(self) -> dict[int, Path]:
         """The files of the center at the chosen epochs, by epoch."""
@@ -495,55 +353,6 @@ class Run:
         return f"Run({str(self.path)!r})"
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what this process computes: processor, threads, versions, commit, command.
-
-    Example:
-        >>> sorted(environment())
-        ['command', 'commit', 'host', 'pid', 'processor', 'python', 'started', 'system', 'threads', 'torch', 'wideflat']
-    """
-    return {
-        "started": now(),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "wideflat": wideflat.__version__,
-        "commit": _commit(),
-        "command": " ".join(["wideflat", *sys.argv[1:]]),
-    }
-
-
-def _processor() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str | None:
-    """The commit of the source tree this package is imported from, if it is one."""
-    folder = Path(__file__).resolve().parent.parent
-    if not (folder / ".git").exists():
-        return None
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True, timeout=10
-        )
-        return done.stdout.strip() or None
-    return None
-
-
-def now() -> str:
-    """The time, in UTC, for a log."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 def _differences(there: Any, here: Any, name: str = "") -> str:
     """What differs between two configurations, in words; empty if nothing does."""
     if isinstance(there, dict) and isinstance(here, dict):
@@ -560,12 +369,6 @@ def _differences(there: Any, here: Any, name: str = "") -> str:
 def _is_foreign(path: Path) -> bool:
     """Whether a file is more than what a run that was killed at its very start leaves behind."""
     return path.name != "lock" and not (path.name.startswith(".") and path.name.endswith(".part"))
-
-
-def _remove_state(path: Path) -> None:
-    """Remove both files of a state; the JSON first, so that no half of it looks whole."""
-    path.with_suffix(".json").unlink(missing_ok=True)
-    path.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -18,4 +18,5 @@ def derive_seed(seed: int, *what: int | str) -> int:
         >>> derive_seed(0, "noise", 1, 2) == derive_seed(0, "noise", 1, 2) != derive_seed(0, "noise", 2, 1)
         True
     """
-    return int.from_bytes(hashlib.blake2b(repr((seed, *what)).encode(), digest_size=8).digest(), "little") >> 1
+    key = int(seed), *(part if isinstance(part, str) else int(part) for part in what)
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1

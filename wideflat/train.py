@@ -29,9 +29,10 @@ from torch import Tensor, nn
 import wideflat
 from wideflat.algorithms import Learner, Place
 from wideflat.data import Augmentation, Batches, ImageData
+from wideflat.environment import now
 from wideflat.presets import Preset
 from wideflat.progress import Progress
-from wideflat.runs import Run, now
+from wideflat.runs import Run
 from wideflat.seeds import derive_seed
 
 __all__ = ["Diverged", "Interrupted", "Options", "Training", "evaluate", "train"]
@@ -96,10 +97,19 @@ class Evaluation:
     ensemble_error: float
 
 
-def evaluate(networks: Sequence[nn.Module], batches: Iterator[tuple[Tensor, Tensor]]) -> Evaluation:
-    """Error and loss of each network, and the error of the mean of their predicted probabilities.
+def evaluate(
+    networks: Sequence[nn.Module],
+    batches: Iterator[tuple[Tensor, Tensor]],
+    votes: Callable[[Tensor], Tensor] = lambda probabilities: probabilities,
+) -> Evaluation:
+    """Error and loss of each network, and the error of the sum of their predicted probabilities.
 
     The networks are evaluated in eval mode, and are in the mode they were in afterwards.
+
+    Args:
+        networks: What to evaluate.
+        batches: Images and their classes.
+        votes: Adds the probabilities of networks elsewhere to those of the networks here.
 
     Example:
         >>> constant = nn.Linear(1, 2)
@@ -121,7 +131,7 @@ def evaluate(networks: Sequence[nn.Module], batches: Iterator[tuple[Tensor, Tens
                 logits = torch.stack([network(x).float() for network in networks])
                 wrong = wrong + (logits.argmax(-1) != y).sum(-1)
                 loss = loss + torch.stack([F.cross_entropy(each, y, reduction="sum") for each in logits]).double()
-                ensemble = ensemble + (logits.softmax(-1).mean(0).argmax(-1) != y).sum()
+                ensemble = ensemble + (votes(logits.softmax(-1).sum(0)).argmax(-1) != y).sum()
                 count += len(y)
     finally:
         for network, mode in zip(networks, modes, strict=True):

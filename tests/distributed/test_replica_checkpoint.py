@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import wideflat
 from wideflat.replica_checkpoint import load_replicas, save_replicas
-from wideflat.runs import DamagedState
+from wideflat.state_files import DamagedState
 
 
 def make(form, replicas, seed):

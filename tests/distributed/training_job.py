@@ -12,7 +12,8 @@ import torch
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
 from wideflat.train import Interrupted, Options, train
-from wideflat.train_on_ranks import on_torchrun, train_on_ranks, train_with_losses
+from wideflat.train_on_ranks import on_torchrun, train_on_ranks
+from wideflat.train_with_losses import train_with_losses
 
 
 def images(count=96):

@@ -211,7 +211,7 @@ class Command:
     # ---- replicas that may be killed
 
     def _train_one_replica(self, experiment: Preset, out: Path, images: Any, options: Any) -> Run:
-        from wideflat.train_on_ranks import train_with_losses
+        from wideflat.train_with_losses import train_with_losses
 
         assert self.replica is not None
         return train_with_losses(
@@ -229,7 +229,7 @@ class Command:
 
     def _supervise(self, num_replicas: int, out: Path) -> int:
         """Start a job for each replica on this machine, and again when it dies."""
-        from wideflat.train_on_ranks import supervise
+        from wideflat.train_with_losses import supervise
 
         if self.algorithm not in ("rsgd", "rsgdxy"):
             raise ValueError(f"--fault-tolerant is for rsgd and rsgdxy, not for {self.algorithm}")

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wideflat.environment import environment
 from wideflat.experiments.table import Table
 from wideflat.report.chart import Chart
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
-from wideflat.runs import environment
 
 __all__ = ["Comparison", "Experiment"]
 
