@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -332,6 +333,18 @@ def test_evaluate_every(tmp_path):
     assert ["test_error" in row for row in run.metrics()] == [False, True, False, True, True]
 
 
+def test_a_run_may_go_on_with_other_evaluations(tmp_path):
+    data, experiment = images(32, 16), small("rsgd", epochs=4)
+    whole = train(experiment, tmp_path / "whole", data, **QUIET)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, 3)
+        with pytest.raises(Interrupted):
+            train(experiment, tmp_path / "run", data, **QUIET)
+    run = train(experiment, tmp_path / "run", data, Options(evaluate_every=3), **QUIET)
+    assert ["test_error" in row for row in run.metrics()] == [True, False, True, True]
+    assert (run.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
+
+
 def test_until_ends_the_training_and_a_killed_run_ends_there_too(tmp_path, monkeypatch):
     """Ended by ``until``, killed before the final model is written, started again: no further epoch is trained."""
     data, experiment = images(32, 16), small("esgd", epochs=5)
@@ -410,23 +423,25 @@ def test_nan_is_never_saved(tmp_path):
         assert all(torch.isfinite(value).all() for value in state["learner"]["networks"][0].values())
 
 
+def interrupt(patch, iteration, number=signal.SIGINT):
+    """Send a signal before this iteration."""
+    original, count = Training.iterate, itertools.count(1)
+
+    def counting(self):
+        if next(count) == iteration:
+            os.kill(os.getpid(), number)
+        return original(self)
+
+    patch.setattr(Training, "iterate", counting)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_and_goes_on_as_if_nothing_had_happened(tmp_path, number):
     data, experiment = images(64, 16), small("esgd", epochs=2)
     whole = train(experiment, tmp_path / "whole", data, **QUIET)
 
-    original = Training.iterate
-    count = 0
-
-    def counting(self):
-        nonlocal count
-        count += 1
-        if count == 7:  # in the middle of an epoch and of a cycle
-            os.kill(os.getpid(), number)
-        return original(self)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "iterate", counting)
+        interrupt(patch, 7, number)  # in the middle of an epoch and of a cycle
         with pytest.raises(Interrupted, match=rf"stopped by {number.name} at epoch 0\.\d\d of 2; .* is saved"):
             train(experiment, tmp_path / "run", data, **QUIET)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -46,8 +46,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DamagedState", "Run", "RunInUse"]
 
-#: Parts of a configuration that inform the reader and change nothing.
-REMARKS = ("experiment.notes", "experiment.paper_error", "experiment.paper_spread", "experiment.paper_gamma1")
+#: Parts of a configuration that do not change the training, so that a run may go on with others.
+REMARKS = (
+    "experiment.notes",
+    "experiment.paper_error",
+    "experiment.paper_spread",
+    "experiment.paper_gamma1",
+    "options.evaluate_every",
+)
 
 #: Version of the layout above; a run of a later version is refused instead of misread.
 FORMAT = 1

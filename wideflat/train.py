@@ -62,7 +62,8 @@ class Options:
         amp: ``off``, ``bf16`` or ``fp16`` (with gradient scaling): automatic mixed precision.
         compile: ``torch.compile`` the networks.
         channels_last: Memory format of images and convolutions; faster almost everywhere.
-        evaluate_every: Epochs between two evaluations on the test set; the last epoch is always evaluated.
+        evaluate_every: Epochs between two evaluations on the test set; the last epoch is always evaluated. A run may go
+            on with another number.
         batch_norm_images: Training images that batch norm is refreshed on at the evaluations; the final model uses all.
         max_loss: The run has diverged when the mean training loss of an epoch exceeds this many times ``log(classes)``.
     """

@@ -114,7 +114,7 @@ class Command:
     channels_last: bool = True
     """Memory format of the images and convolutions."""
     evaluate_every: int = 1
-    """Epochs between two evaluations on the test set."""
+    """Epochs between two evaluations on the test set; a run may go on with another number."""
     batch_norm_images: int = 10_000
     """Training images on which the batch norm of the center is refreshed for these; the final model uses all."""
     snapshots: tuple[int, ...] = ()
