@@ -309,6 +309,11 @@ class Setting:
         if self.algorithm == "esgd" and not self.inner_lr > 0:
             raise ValueError(f"esgd needs inner_lr > 0, got {self.inner_lr}")
 
+    @property
+    def passes_per_epoch(self) -> int:
+        """Passes over the patterns in an epoch, of all replicas together; eSGD makes L."""
+        return self.num_replicas * (self.inner_steps if self.algorithm == "esgd" else 1)
+
     def tanh_beta(self, epoch: int) -> float:
         """Slope of the surrogate in epoch ``epoch`` (from 0)."""
         return _schedule(self.tanh_beta0, self.tanh_beta1, epoch, self.tanh_beta_max)

@@ -56,14 +56,13 @@ def order(setting: Setting, seed: int, epoch: int, num_patterns: int, purpose: i
 
     A pass is for one replica of rSGD, or one of the L passes that eSGD makes in an epoch.
     """
-    passes = setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1)
-    rows = np.empty((passes, num_patterns), dtype=np.int64)
+    rows = np.empty((setting.passes_per_epoch, num_patterns), dtype=np.int64)
     rows[:] = np.arange(num_patterns)
     return _stream(seed, purpose, epoch).permuted(rows, axis=1, out=rows)
 
 
 def dropout_mask(setting: Setting, seed: int, epoch: int, num_patterns: int) -> np.ndarray:
     """Factors 0 or 1/(1 - p) of the hidden units in the order of presentation, (passes, H, num_patterns)."""
-    passes = setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1)
-    draw = _stream(seed, DROPOUT, epoch).random((passes, setting.hidden, num_patterns), dtype=np.float32)
+    shape = (setting.passes_per_epoch, setting.hidden, num_patterns)
+    draw = _stream(seed, DROPOUT, epoch).random(shape, dtype=np.float32)
     return (draw >= setting.dropout) / (1.0 - setting.dropout)

@@ -95,7 +95,7 @@ class _Job:
         """Train a group to its end, or until cancelled. Restarts are brought up to date at every refresh."""
         setting, form = self.setting, self.make_form()
         P = self.patterns.inputs.shape[0]
-        block = max(1, 16 // (setting.num_replicas * setting.inner_steps))
+        block = max(1, 16 // setting.passes_per_epoch)
         epoch = group[0].epoch
         orders: dict[int, Tensor] = {}
         ahead: list[_Restart] = []  # those that have skipped the epochs until the next refresh

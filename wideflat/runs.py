@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["DamagedState", "Run", "RunInUse"]
 
 #: Parts of a configuration that do not change the training, so that a run may go on with others.
-REMARKS = (
+WITHOUT_EFFECT = (
     "experiment.notes",
     "experiment.paper_error",
     "experiment.paper_spread",
@@ -111,14 +111,10 @@ class Run:
             ValueError: If the directory holds another experiment (the message names what differs) or something else.
         """
         path = Path(path)
-        config = json.loads(json.dumps({"format": FORMAT, **config}))  # as it will be read back: tuples are lists
+        config = {"format": FORMAT, **_as_read(config)}
         if (path / "config.json").exists():
             run = cls.open(path)
-            if differences := _differences(run.config, config):
-                raise ValueError(
-                    f"{path} holds another experiment: {differences}. Give another --out, or the settings that it was "
-                    "started with."
-                )
+            run.must_be(config)
             return run
         if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
             raise ValueError(f"{path} exists and is not a run of wideflat (no config.json): give another --out")
@@ -149,6 +145,18 @@ class Run:
                 f"{FORMAT}): pip install --upgrade wideflat"
             )
         return cls(path, config)
+
+    def must_be(self, config: dict[str, Any]) -> None:
+        """Check that a training with ``config`` is that of this run.
+
+        Raises:
+            ValueError: If it is another; the message names what differs.
+        """
+        if differences := _differences(self.config, {"format": FORMAT, **_as_read(config)}):
+            raise ValueError(
+                f"{self.path} holds another experiment: {differences}. Give another --out, or the settings that it was "
+                "started with."
+            )
 
     # ---- one process at a time
 
@@ -359,6 +367,11 @@ class Run:
         return f"Run({str(self.path)!r})"
 
 
+def _as_read(config: dict[str, Any]) -> Any:
+    """A configuration as it is read back: tuples are lists."""
+    return json.loads(json.dumps(config))
+
+
 def _differences(there: Any, here: Any, name: str = "") -> str:
     """What differs between two configurations, in words; empty if nothing does."""
     if isinstance(there, dict) and isinstance(here, dict):
@@ -367,7 +380,7 @@ def _differences(there: Any, here: Any, name: str = "") -> str:
             for key in sorted({*there, *here})
         )
         return ", ".join(part for part in parts if part)
-    if there == here or name in REMARKS:
+    if there == here or name in WITHOUT_EFFECT:
         return ""
     return f"{name.removeprefix('experiment.')} is {there} there and {here} here"
 

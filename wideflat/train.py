@@ -562,6 +562,12 @@ def train(
     return run
 
 
+def configuration(experiment: Preset, data: ImageData, options: Options) -> dict[str, Any]:
+    """All that decides what a training comes to: the configuration of its run."""
+    about = {"name": data.name, "train": len(data.train), "test": len(data.test), "altered": bool(data.altered)}
+    return {"experiment": experiment.to_dict(), "options": dataclasses.asdict(options), "data": about}
+
+
 @contextlib.contextmanager
 def run_held(
     experiment: Preset,
@@ -581,8 +587,7 @@ def run_held(
         say: Where messages go.
         **about: More to note about this start.
     """
-    sizes = {"name": data.name, "train": len(data.train), "test": len(data.test), "altered": bool(data.altered)}
-    run = Run.create(out, {"experiment": experiment.to_dict(), "options": dataclasses.asdict(options), "data": sizes})
+    run = Run.create(out, configuration(experiment, data, options))
 
     def tell(message: str) -> None:
         run.append("events", {"time": now(), "event": message})

@@ -59,6 +59,11 @@ def test_nothing_is_computed_twice(item: Fig7, monkeypatch: pytest.MonkeyPatch) 
     assert (item.folder / "networks.csv").read_text() == before
 
 
+def test_networks_of_other_data_in_the_folder_are_refused(item: Fig7) -> None:
+    with pytest.raises(ValueError, match=r"holds another experiment: data\.train is 40 there and 30 here"):
+        Fig7(item.folder, quick=True, **{**SMALL, "limit_data": 30}).compute()
+
+
 def test_runs_can_be_given(item: Fig7, tmp_path: Path) -> None:
     other = Fig7(tmp_path, models=item.runs, realisations=3)
     assert other.cells() == []

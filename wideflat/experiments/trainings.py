@@ -27,7 +27,7 @@ from wideflat.experiments.pieces import Answer, PieceExperiment
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
 from wideflat.runs import Run, RunInUse
-from wideflat.train import Diverged, Options, train
+from wideflat.train import Diverged, Options, configuration, train
 
 __all__ = ["Cell", "TrainingExperiment", "forward_operations", "training_cost"]
 
@@ -225,15 +225,15 @@ class TrainingExperiment(PieceExperiment):
 
     def train(self, cell: Cell) -> Run:
         """The finished run of a cell, trained now if need be."""
-        path = self.runs / cell.name
+        path, data, options = self.runs / cell.name, self.images(cell.experiment), self.options_of(cell)
         if (path / "config.json").exists() and (run := Run.open(path)).result() is not None:
-            self._must_be(run, cell)
+            run.must_be(configuration(cell.experiment, data, options))
             return run
         return train(
             cell.experiment,
             path,
-            self.images(cell.experiment),
-            self.options_of(cell),
+            data,
+            options,
             device=self.device,
             snapshots=self.snapshots(cell),
             tensorboard=not self.quick,
@@ -246,18 +246,6 @@ class TrainingExperiment(PieceExperiment):
         if name not in self._data:
             self._data[name] = load_images(name, self.data, allow_altered=self.allow_altered)
         return self._data[name]
-
-    def _must_be(self, run: Run, cell: Cell) -> None:
-        """A finished run is of this cell and not of another experiment in the same folder."""
-        there = Preset.from_dict(run.config["experiment"])
-        limits = run.config["options"]["limit_data"], self.options_of(cell).limit_data
-        fields = [f.name for f in dataclasses.fields(Preset) if f.name not in ("notes", "paper_error", "paper_spread")]
-        differ = [name for name in fields if getattr(there, name) != getattr(cell.experiment, name)]
-        differ += ["limit_data"] if limits[0] != limits[1] else []
-        if differ:
-            raise ValueError(
-                f"{run.path} holds another experiment (other {', '.join(differ)}): give another --out, or its settings"
-            )
 
     # ---- what has been trained
 
