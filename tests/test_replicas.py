@@ -194,6 +194,28 @@ def test_the_predicted_growth_is_what_sgd_does(s, momentum, period, nesterov):
     assert measured == pytest.approx(predicted, abs=0.12)
 
 
+@pytest.mark.parametrize(("period", "limit"), [(1, 1.36), (10, 0.37)])
+def test_limits_of_the_gradient_mode_with_nesterov_momentum(period, limit):
+    assert _growth(limit - 0.01, period, momentum=0.9, nesterov=True) < 1
+    assert _growth(limit + 0.01, period, momentum=0.9, nesterov=True) > 1
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_gradient_mode_acts_through_the_momentum_and_the_proximal_mode_does_not(nesterov):
+    left = {}
+    for mode in ("gradient", "proximal"):
+        replicas = make_replicas().double()
+        opt = torch.optim.SGD(replicas.parameters(), lr=1e-3, momentum=0.9, nesterov=nesterov)
+        coupling = wideflat.ReplicaCoupling(replicas, period=10, gamma=1e-3, mode=mode, optimizer=opt)
+        before = coupling.distances()
+        for _ in range(2000):
+            opt.zero_grad(set_to_none=False)
+            coupling.couple()
+            opt.step()
+        left[mode] = torch.log(coupling.distances() / before)
+    torch.testing.assert_close(left["gradient"], 10 * left["proximal"], rtol=0.02, atol=0)
+
+
 def test_warns_once_where_the_gradient_mode_is_unstable():
     replicas = make_replicas()
     opt = torch.optim.SGD(replicas.parameters(), lr=1.0)

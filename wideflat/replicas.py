@@ -288,7 +288,8 @@ class ReplicaCoupling:
         gamma: The strength; see `initial_gamma` and `wideflat.Focusing`.
         mode: ``"gradient"`` adds to the gradients, as above. ``"proximal"`` moves the weights themselves,
             w_a <- w_a - s/(1+s) (w_a - w_bar) with s = lr K gamma: the exact solution of the same attraction, stable
-            for any s. It needs ``optimizer``.
+            for any s. It stays out of the optimizer's momentum m, through which the gradient form acts 1 / (1 - m)
+            times as strongly. It needs ``optimizer``.
         optimizer: Where ``lr`` is read from. With it, the gradient mode warns once when lr K gamma is so large that
             the replicas would be thrown apart.
 
