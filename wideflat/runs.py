@@ -111,13 +111,13 @@ class Run:
             ValueError: If the directory holds another experiment (the message names what differs) or something else.
         """
         path = Path(path)
-        config = {"format": FORMAT, **_as_read(config)}
         if (path / "config.json").exists():
             run = cls.open(path)
             run.must_be(config)
             return run
         if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
             raise ValueError(f"{path} exists and is not a run of wideflat (no config.json): give another --out")
+        config = {"format": FORMAT, **_as_read(config)}
         with _disk(path):
             path.mkdir(parents=True, exist_ok=True)
             with atomic_write(path / "config.json") as file:
