@@ -157,6 +157,28 @@ def test_proximal_solves_the_attraction_exactly_for_each_learning_rate():
     torch.testing.assert_close(weights[0], weights[1])
 
 
+@pytest.mark.parametrize("mode", ["gradient", "proximal"])
+def test_one_optimizer_for_each_replica_is_one_for_all(mode):
+    weights = []
+    for split in (False, True):
+        replicas = make_replicas()
+        parts = [list(model.parameters()) for model in replicas] if split else [list(replicas.parameters())]
+        optimizers = [torch.optim.SGD(part, lr=0.1) for part in parts]
+        coupling = wideflat.ReplicaCoupling(
+            replicas, period=1, gamma=0.5, mode=mode, optimizer=optimizers if split else optimizers[0]
+        )
+        coupling.couple()
+        for opt in optimizers:
+            opt.step()
+        weights.append([p.detach() for p in replicas.parameters()])
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    assert not torch.equal(weights[0][0], next(make_replicas().parameters()))
+    optimizers[-1].param_groups[0]["lr"] = 10.0
+    if mode == "gradient":
+        with pytest.warns(UserWarning, match="lr K gamma = 5 "):  # also if it is not the first that is unstable
+            coupling.couple()
+
+
 def test_a_small_step_is_the_same_in_both_modes():
     distances = []
     for mode in ("gradient", "proximal"):
@@ -351,6 +373,7 @@ def test_refuses_bad_input():
         ({"period": 0}, "period must be a whole number >= 1, got 0"),
         ({"mode": "hard"}, "mode must be"),
         ({"mode": "proximal"}, "needs the optimizer"),
+        ({"mode": "proximal", "optimizer": []}, "needs the optimizer"),
     ):
         with pytest.raises(ValueError, match=message):
             wideflat.ReplicaCoupling(replicas, **arguments)

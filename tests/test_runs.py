@@ -28,6 +28,13 @@ def test_a_remark_that_was_worded_anew_does_not_matter(tmp_path):
     Run.create(tmp_path / "run", {"experiment": {"lr": 0.1, "notes": [["lr", "not the paper's"]]}})
 
 
+def test_runs_from_before_the_coupling_could_be_chosen_go_on(tmp_path):
+    run = Run.create(tmp_path / "run", {"experiment": {"lr": 0.1}})
+    run.must_be({"experiment": {"lr": 0.1, "coupling": "gradient"}})
+    with pytest.raises(ValueError, match="coupling is gradient there and proximal here"):
+        run.must_be({"experiment": {"lr": 0.1, "coupling": "proximal"}})
+
+
 def test_foreign_directories_are_not_touched(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="is not a run of wideflat"):

@@ -128,6 +128,16 @@ def test_a_replica_does_not_depend_on_how_many_there_are():
         assert torch.equal(p, q)  # the Langevin noise too
 
 
+def test_the_proximal_coupling_holds_replicas_together_where_the_gradients_throw_them_apart():
+    strong = {"gamma0": 100.0, "gamma_factor": 1.0, "focusing": "constant", "period": 1, "epochs": 3}
+    proximal = trained(small("rsgd", coupling="proximal", **strong), images(40, 16))
+    start = Training(small("rsgd", **strong), images(40, 16)).learner.coupling.distances()
+    assert (proximal.learner.coupling.distances() < 0.05 * start).all()  # of all replicas, not of the first alone
+    with pytest.warns(UserWarning, match="unstable"):
+        thrown = trained(small("rsgd", **strong), images(40, 16))
+    assert not (thrown.learner.coupling.distances() < start).any()
+
+
 def test_seeds_differ_and_repeat():
     data = images(40, 16)
     first, again, other = (trained(small("esgd", epochs=1), data, options=Options(seed=s)) for s in (1, 1, 2))
@@ -481,6 +491,8 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
     assert "replicas" in text and "epoch 1/1" not in text
     assert main([*arguments, "--out", "x"]) == 1
     assert "algorithm is rsgd there and sgd here" in capsys.readouterr().err
+    assert main([*arguments, "--out", "x", "--algorithm", "rsgd", "--coupling", "proximal"]) == 1
+    assert "coupling is gradient there and proximal here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -498,6 +510,7 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
         (["cifar10-smallconvnet", "--epochs", "0"], "--epochs must be >= 1, got 0"),
         (["cifar10-smallconvnet", "--lr", "-1"], "lr must be >= 0, got -1.0"),
         (["cifar10-smallconvnet", "--num-replicas", "3"], "--num-replicas is for rsgd"),
+        (["cifar10-smallconvnet", "--coupling", "proximal"], "--coupling is for rsgd and rsgdxy, not for sgd"),
         (["cifar10-smallconvnet", "--inner-steps", "3"], "--inner-steps is for esgd"),
         (["cifar10-smallconvnet", "--data", "nowhere"], "was not found in nowhere"),
     ],

@@ -274,28 +274,16 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
     return SAM(parameters, base, rho=x.rho, lr=x.lr)
 
 
-class _Parle(Parle):
-    """Parle whose replicas have an Entropy-SGD each, so that the noise of a replica does not depend on the others."""
-
-    def __init__(self, replicas: wideflat.Replicas | ReplicaGroup, optimizers: Sequence[Optimizer]) -> None:
-        first = optimizers[0]
-        assert isinstance(first, wideflat.EntropySGD)
-        super().__init__(replicas, first)
-        self.optimizers = optimizers
-
-    def _rates(self) -> dict[Tensor, float]:
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        return {p: float(group["lr"]) for group in groups for p in group["params"]}
-
-
 def _coupling(
-    experiment: Preset, replicas: wideflat.Replicas | ReplicaGroup, optimizers: Sequence[Optimizer]
+    experiment: Preset, replicas: wideflat.Replicas | ReplicaGroup, optimizers: list[Any]
 ) -> wideflat.ReplicaCoupling | None:
     """The attraction between the replicas, for the algorithms that have it."""
     if experiment.algorithm in ("rsgd", "rsgdxy"):
-        return wideflat.ReplicaCoupling(replicas, period=experiment.period, optimizer=optimizers[0])
+        return wideflat.ReplicaCoupling(
+            replicas, period=experiment.period, mode=experiment.coupling, optimizer=optimizers
+        )
     if experiment.algorithm == "easgd":
         return EASGD(replicas, period=experiment.period)
     if experiment.algorithm == "parle":
-        return _Parle(replicas, optimizers)
+        return Parle(replicas, optimizers)
     return None

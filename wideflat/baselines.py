@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,13 +154,14 @@ class Parle(ReplicaCoupling):
     r"""Parle: Entropy-SGD inside each replica, and replicas that attract each other at its outer steps
     (Chaudhari et al., 2017).
 
-    One `wideflat.EntropySGD` trains all replicas, whose cycles are thus in phase. Whenever a cycle has ended, and each
+    `wideflat.EntropySGD` trains all replicas, their cycles in phase. Whenever a cycle has ended, and each
     replica stands at its own w_a, they are pulled together by w_a <- w_a - s/(1+s) (w_a - w_bar) with s = lr gamma and
     the outer ``lr``. Both strengths are focused by a `wideflat.Focusing` each: of the optimizer, and of this.
 
     Args:
         replicas: The replicas, or this rank's network.
-        optimizer: An `wideflat.EntropySGD` over the parameters of all replicas in this process.
+        optimizer: An `wideflat.EntropySGD` over the parameters of all replicas in this process, or one for each of
+            them.
         mesh: Where the other replicas are, as for `wideflat.ReplicaCoupling`.
         gamma: The strength of the attraction between replicas; that within each is the optimizer's.
 
@@ -179,24 +180,25 @@ class Parle(ReplicaCoupling):
         True
     """
 
-    optimizer: EntropySGD
+    optimizers: list[EntropySGD]  # type: ignore[assignment]
 
     def __init__(
         self,
         replicas: Replicas | nn.Module | ReplicaGroup,
-        optimizer: EntropySGD,
+        optimizer: EntropySGD | Sequence[EntropySGD],
         *,
         mesh: DeviceMesh | None = None,
         gamma: float = 0.0,
     ) -> None:
-        if not isinstance(optimizer, EntropySGD):
-            raise TypeError(f"Parle couples replicas that EntropySGD trains, got {type(optimizer).__name__}")
         super().__init__(replicas, mesh=mesh, period=1, gamma=gamma, mode="proximal", optimizer=optimizer)
+        for each in self.optimizers:
+            if not isinstance(each, EntropySGD):
+                raise TypeError(f"Parle couples replicas that EntropySGD trains, got {type(each).__name__}")
 
     @torch.no_grad()
     def couple(self) -> bool:
         """Call it after every step of the optimizer; it acts when a cycle has ended."""
-        if not self.optimizer.at_center:
+        if not self.optimizers[0].at_center:
             return False
         return super().couple()
 

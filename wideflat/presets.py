@@ -102,6 +102,8 @@ class Preset:
         num_replicas: y.
         period: K, the iterations from one coupling to the next.
         period_changes: (epoch, K) pairs: from that epoch on, K is that.
+        coupling: How the replicas of Replicated-SGD attract each other: ``gradient``, as in Algorithm 2, or
+            ``proximal``, which is stable for any strength; see :class:`wideflat.ReplicaCoupling`.
         inner_lr: eta'.
         inner_steps: L.
         epsilon: Amplitude of the Langevin noise.
@@ -143,6 +145,7 @@ class Preset:
     num_replicas: int = 1
     period: int = 10
     period_changes: tuple[tuple[float, int], ...] = ()
+    coupling: str = "gradient"
     inner_lr: float = 0.0
     inner_steps: int = 1
     epsilon: float = 0.0
@@ -164,6 +167,7 @@ class Preset:
         _one_of("dataset", self.dataset, DATASETS)
         _one_of("augmentation", self.augmentation, ("none", "standard", "autoaugment", "fast-autoaugment"))
         _one_of("optimizer", self.optimizer, ("sgd", "rmsprop"))
+        _one_of("coupling", self.coupling, ("gradient", "proximal"))
         _one_of("focusing", self.focusing, ("exponential", "cosine", "constant"))
         _one_of("replica_focusing", self.replica_focusing, ("exponential", "cosine", "constant"))
         for field in ("epochs", "batch_size", "num_replicas", "period", "inner_steps", "num_classes", "image_size"):

@@ -290,8 +290,8 @@ class ReplicaCoupling:
             w_a <- w_a - s/(1+s) (w_a - w_bar) with s = lr K gamma: the exact solution of the same attraction, stable
             for any s. It stays out of the optimizer's momentum m, through which the gradient form acts 1 / (1 - m)
             times as strongly. It needs ``optimizer``.
-        optimizer: Where ``lr`` is read from. With it, the gradient mode warns once when lr K gamma is so large that
-            the replicas would be thrown apart.
+        optimizer: Where ``lr`` is read from: the optimizer of all replicas here, or one for each of them. With it, the
+            gradient mode warns once when lr K gamma is so large that the replicas would be thrown apart.
 
     With a `torch.amp.GradScaler` call ``scaler.unscale_(opt)`` before `couple`, as before clipping.
 
@@ -318,19 +318,19 @@ class ReplicaCoupling:
         period: int = 10,
         gamma: float = 0.0,
         mode: str = "gradient",
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ) -> None:
         if not isinstance(period, int) or period < 1:
             raise ValueError(f"period must be a whole number >= 1, got {period!r}")
         if mode not in ("gradient", "proximal"):
             raise ValueError(f"mode must be 'gradient' or 'proximal', got {mode!r}")
-        if mode == "proximal" and optimizer is None:
+        if mode == "proximal" and not optimizer:
             raise ValueError("mode='proximal' needs the optimizer, whose lr it reads: pass optimizer=opt")
         self.group: ReplicaGroup = replica_group(replicas, mesh)
         self.period = period
         self.gamma = gamma
         self.mode = mode
-        self.optimizer = optimizer
+        self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] if optimizer else []
         self.calls = 0
         self._warned = False
 
@@ -400,22 +400,25 @@ class ReplicaCoupling:
         return gradients
 
     def _rates(self) -> dict[Tensor, float]:
-        assert self.optimizer is not None
-        return {p: float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
+        return {p: float(group["lr"]) for group in self._param_groups() for p in group["params"]}
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _warn_if_unstable(self, strength: float) -> None:
-        if self.optimizer is None or self._warned:
+        if self._warned:
             return
-        for group in self.optimizer.param_groups:
-            if "betas" in group or "alpha" in group:  # the rate of an adaptive optimizer says nothing about stability
-                continue
-            growth = _growth(
-                float(group["lr"]) * strength, self.period, float(group.get("momentum", 0)), bool(group.get("nesterov"))
-            )
+        settings = {
+            (float(group["lr"]), float(group.get("momentum", 0)), bool(group.get("nesterov")))
+            for group in self._param_groups()
+            if "betas" not in group and "alpha" not in group  # the rate of an adaptive optimizer says nothing
+        }
+        for lr, momentum, nesterov in settings:
+            growth = _growth(lr * strength, self.period, momentum, nesterov)
             if growth > 1 + 1e-9:
                 self._warned = True
                 warnings.warn(
-                    f"lr K gamma = {float(group['lr']) * strength:.3g} makes the attraction unstable: the distances "
+                    f"lr K gamma = {lr * strength:.3g} makes the attraction unstable: the distances "
                     f"between replicas would grow {growth:.2f} times every {self.period} iterations; use "
                     "mode='proximal', or a smaller gamma, lr or period",
                     stacklevel=4,

@@ -55,6 +55,9 @@ WITHOUT_EFFECT = (
     "options.evaluate_every",
 )
 
+#: Parts of a configuration that earlier versions did not write, and what they did.
+ADDED = {"experiment.coupling": "gradient"}
+
 #: Version of the layout above; a run of a later version is refused instead of misread.
 FORMAT = 1
 
@@ -375,10 +378,8 @@ def _as_read(config: dict[str, Any]) -> Any:
 def _differences(there: Any, here: Any, name: str = "") -> str:
     """What differs between two configurations, in words; empty if nothing does."""
     if isinstance(there, dict) and isinstance(here, dict):
-        parts = (
-            _differences(there.get(key), here.get(key), f"{name}.{key}" if name else str(key))
-            for key in sorted({*there, *here})
-        )
+        paths = {key: f"{name}.{key}" if name else str(key) for key in sorted({*there, *here})}
+        parts = (_differences(there.get(key, ADDED.get(path)), here.get(key), path) for key, path in paths.items())
         return ", ".join(part for part in parts if part)
     if there == here or name in WITHOUT_EFFECT:
         return ""

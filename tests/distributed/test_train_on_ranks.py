@@ -80,6 +80,7 @@ BATCH_NORM = {
     ("algorithm", "world_size", "changes"),
     [
         ("rsgd", 2, {}),
+        ("rsgd", 2, {"coupling": "proximal"}),
         ("parle", 2, {}),
         ("rsgd", 4, {}),  # 2 replicas of 2 ranks each
         ("rsgd", 4, BATCH_NORM),

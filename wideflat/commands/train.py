@@ -27,6 +27,7 @@ CHANGES = (
     "weight_decay",
     "num_replicas",
     "period",
+    "coupling",
     "inner_lr",
     "inner_steps",
     "epsilon",
@@ -88,6 +89,8 @@ class Command:
     """y, the number of replicas."""
     period: int | None = None
     """K, iterations from one coupling of the replicas to the next."""
+    coupling: Literal["gradient", "proximal"] | None = None
+    """How replicas attract each other: through the gradients, or by a step of its own, stable for any strength."""
     inner_lr: float | None = None
     """eta', the learning rate of the inner loop."""
     inner_steps: int | None = None
@@ -259,6 +262,8 @@ class Command:
             raise ValueError(
                 f"--num-replicas is for rsgd, rsgdxy, easgd and parle; {self.algorithm} trains one network"
             )
+        if self.coupling and self.algorithm not in ("rsgd", "rsgdxy"):
+            raise ValueError(f"--coupling is for rsgd and rsgdxy, not for {self.algorithm}")
         if self.algorithm in ("sgd", "rsgd", "rsgdxy", "easgd", "sam") and experiment.inner_steps != 1:
             raise ValueError(f"--inner-steps is for esgd, lookahead and parle; {self.algorithm} has no inner loop")
         return experiment, changed
