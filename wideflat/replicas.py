@@ -420,7 +420,7 @@ class ReplicaCoupling:
                 warnings.warn(
                     f"lr K gamma = {lr * strength:.3g} makes the attraction unstable: the distances "
                     f"between replicas would grow {growth:.2f} times every {self.period} iterations; use "
-                    "mode='proximal', or a smaller gamma, lr or period",
+                    "mode='proximal' (wideflat train --coupling proximal), or a smaller gamma, lr or period",
                     stacklevel=4,
                 )
                 return
