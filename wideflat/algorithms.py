@@ -275,7 +275,7 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
 
 
 def _coupling(
-    experiment: Preset, replicas: wideflat.Replicas | ReplicaGroup, optimizers: list[Any]
+    experiment: Preset, replicas: wideflat.Replicas | ReplicaGroup, optimizers: Sequence[Optimizer]
 ) -> wideflat.ReplicaCoupling | None:
     """The attraction between the replicas, for the algorithms that have it."""
     if experiment.algorithm in ("rsgd", "rsgdxy"):
@@ -285,5 +285,5 @@ def _coupling(
     if experiment.algorithm == "easgd":
         return EASGD(replicas, period=experiment.period)
     if experiment.algorithm == "parle":
-        return Parle(replicas, optimizers)
+        return Parle(replicas, optimizers)  # type: ignore[arg-type] # Parle checks that they are EntropySGD
     return None

@@ -408,12 +408,12 @@ class ReplicaCoupling:
     def _warn_if_unstable(self, strength: float) -> None:
         if self._warned:
             return
-        settings = {
+        settings = [
             (float(group["lr"]), float(group.get("momentum", 0)), bool(group.get("nesterov")))
             for group in self._param_groups()
             if "betas" not in group and "alpha" not in group  # the rate of an adaptive optimizer says nothing
-        }
-        for lr, momentum, nesterov in settings:
+        ]
+        for lr, momentum, nesterov in dict.fromkeys(settings):  # the replicas have the same, as a rule
             growth = _growth(lr * strength, self.period, momentum, nesterov)
             if growth > 1 + 1e-9:
                 self._warned = True
