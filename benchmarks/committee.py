@@ -3,7 +3,7 @@
     python benchmarks/committee.py                     every setting, first epochs, extrapolated (about three minutes)
     python benchmarks/committee.py --whole sgd-fast    a setting to its end, nothing extrapolated
 
-"One at a time" is ``wideflat.committee_reference.train_one``: nn.Module, autograd, and the library's own optimizers, in
+"One at a time" is ``wideflat.committee.reference.train_one``: nn.Module, autograd, and the library's own optimizers, in
 float32 on the same threads. The first epochs are the dearest for the batched training (later most coefficients are
 zero and their rows are left out), so minutes extrapolated from them are upper bounds and ratios are lower bounds.
 """
@@ -20,9 +20,9 @@ import torch
 from machine import describe, peak_flops
 
 from wideflat.committee import SETTINGS, train
-from wideflat.committee_forms import Gram
-from wideflat.committee_random import initial_weights, order
-from wideflat.committee_reference import train_one
+from wideflat.committee.forms import Gram
+from wideflat.committee.randomness import initial_weights, order
+from wideflat.committee.reference import train_one
 from wideflat.data import dress_coat
 
 #: Epochs that restarts took in a whole run (means; docs/committee.md), to extrapolate with.

@@ -25,8 +25,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import wideflat
+from wideflat.distributed.mesh import seed_replica
 from wideflat.models import smallconvnet
-from wideflat.replica_mesh import seed_replica
 
 RANKS, BATCH = 2, 128
 

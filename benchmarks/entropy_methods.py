@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from machine import describe
 
+from wideflat.entropy.measure import local_entropy
 from wideflat.files import atomic_write
-from wideflat.local_entropy import local_entropy
 
 CASES = Path(__file__).parent.parent / "docs" / "local_entropy_methods.csv"
 COLUMNS = ["case", "kind", "hidden", "inputs", "patterns", "delta", "bp", "tap", "ep", "ep-vector"]

@@ -41,11 +41,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat import local_energy
 from wideflat.committee import train
 from wideflat.data import dress_coat, load
-from wideflat.evaluation import error_metric
-from wideflat.folding import FoldedNetwork
+from wideflat.energy.evaluation import error_metric
+from wideflat.energy.folding import FoldedNetwork
 from wideflat.models import resnet18, smallconvnet
-from wideflat.runs import Run
-from wideflat.state_files import load_state
+from wideflat.training.runs import Run
+from wideflat.training.state_files import load_state
 
 PARTS = ["committee", "mlp", "smallconvnet", "smallconvnet-all", "resnet18"]
 

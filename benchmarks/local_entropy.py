@@ -20,10 +20,10 @@ import torch
 from machine import describe, peak_flops
 from scipy.special import log_ndtr
 
-from wideflat.belief_propagation import Problem, RelaxedBP, _accelerate
 from wideflat.committee import SETTINGS, train
 from wideflat.data import dress_coat
-from wideflat.local_entropy import DELTAS, local_entropy
+from wideflat.entropy.belief_propagation import Problem, RelaxedBP, _accelerate
+from wideflat.entropy.measure import DELTAS, local_entropy
 
 LADDER = (0.5, 0.8, 0.9, 0.95, 0.97, 0.985, 0.993)
 

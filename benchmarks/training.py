@@ -7,7 +7,7 @@ The models see generated images of CIFAR-10's size in batches of 128, with rando
 - bare: forward and backward on one fixed batch, channels last, nothing else. The limit for any loop.
 - plain: the loop people write. A Dataset with per-image transforms (to float, pad, crop, flip, normalise), a DataLoader
   (without workers and with two: the faster one counts), NCHW, torch.optim.SGD, loss.item().
-- sgd, esgd, rsgd, sam: ``wideflat.train.Training``, the loop of ``wideflat train``, with the settings of the presets.
+- sgd, esgd, rsgd, sam: ``Training``, the loop of ``wideflat train``, with the settings of the presets.
 
 Every loop is timed for a quarter of a second in every round, one loop after the other. Speeds and ratios are those of
 the best rounds: what else runs on the machine can only slow a loop down. The median beside it tells how much that was.
@@ -37,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import wideflat.models
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
-from wideflat.train import Training
+from wideflat.training.training import Training
 
 BATCH = 128
 #: (numerator, denominator, what it must reach), for SmallConvNet

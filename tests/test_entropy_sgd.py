@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import wideflat
 import wideflat.entropy_sgd
-from wideflat.gaussian_noise import GaussianNoise
+from wideflat.kernels.noise import GaussianNoise
 
 
 class NaiveEntropySGD:

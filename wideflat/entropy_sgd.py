@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.cache_blocks import FlatBlocks, cache_blocks
-from wideflat.entropy_kernel import KernelLists, Rule
-from wideflat.gaussian_noise import GaussianNoise
-from wideflat.kernels import kernel_is_there
+from wideflat.kernels.entropy_sgd import KernelLists, Rule
+from wideflat.kernels.flat_blocks import FlatBlocks, cache_blocks
+from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.noise import GaussianNoise
 
 __all__ = ["EntropySGD"]
 
@@ -77,7 +77,7 @@ class EntropySGD(Optimizer):
         seed: Seed of the noise, which is a function of (seed, step, parameter): the same on every data-parallel rank
             and after a resume.
         fused: Work in a compiled kernel, one pass over memory a step: for parameters on the CPU, where there is a C
-            compiler (`wideflat.kernels`). None does so where it can be done; True raises an error where not;
+            compiler (`wideflat.kernels.library`). None does so where it can be done; True raises an error where not;
             False uses torch's operations. The noise is the same, the rest equal up to rounding.
 
     Example:

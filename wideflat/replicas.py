@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from wideflat.cache_blocks import cache_blocks
+from wideflat.kernels.flat_blocks import cache_blocks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -180,8 +180,8 @@ Block: TypeAlias = tuple[list[list[Tensor]], list[list[Tensor]], list[Tensor]]
 class ReplicaGroup(Protocol):
     """Who the replicas are and how their mean is found: all that `ReplicaCoupling` needs to know of them.
 
-    Here they live in one process. Replicas on other processes are other such groups (`wideflat.replica_mesh`,
-    `wideflat.fault_tolerance`): their ``members`` are those of this process, and their sums run over all replicas.
+    Here they live in one process. Replicas on other processes are other such groups (`wideflat.distributed.mesh`,
+    `wideflat.distributed.elastic`): their ``members`` are those of this process, and their sums run over all replicas.
     """
 
     num_replicas: int
@@ -283,7 +283,7 @@ class ReplicaCoupling:
             ``DistributedDataParallel(model, device_mesh=mesh["dp"])`` or sharded by ``fully_shard(model,
             mesh=mesh["dp"])``).
         mesh: A one-dimensional device mesh whose ranks hold one replica each: ``mesh["replica"]`` of a mesh with the
-            dimensions ``("replica",)`` or ``("replica", "dp")``. See `wideflat.replica_mesh`.
+            dimensions ``("replica",)`` or ``("replica", "dp")``. See `wideflat.distributed.mesh`.
         period: K. The attraction acts at every K-th call of `couple`, with K times the strength.
         gamma: The strength; see `initial_gamma` and `wideflat.Focusing`.
         mode: ``"gradient"`` adds to the gradients, as above. ``"proximal"`` moves the weights themselves,
@@ -502,7 +502,7 @@ class ReplicaCoupling:
 def replica_group(replicas: Replicas | nn.Module | ReplicaGroup, mesh: DeviceMesh | None = None) -> ReplicaGroup:
     """Who the replicas are: all in this process, or one on each rank of a mesh, or a group that was made before."""
     if mesh is not None:
-        from wideflat.replica_mesh import MeshReplicas
+        from wideflat.distributed.mesh import MeshReplicas
 
         if isinstance(replicas, Replicas) or not isinstance(replicas, nn.Module):
             raise TypeError(

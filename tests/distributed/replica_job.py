@@ -15,7 +15,7 @@ from torch import nn
 
 import wideflat
 from wideflat.data import dress_coat
-from wideflat.fault_tolerance import LivingReplicas
+from wideflat.distributed.elastic import LivingReplicas
 from wideflat.files import atomic_write
 from wideflat.seeds import derive_seed
 

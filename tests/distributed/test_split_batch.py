@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from wideflat.split_batch import SplitBatch
+from wideflat.distributed.split_batch import SplitBatch
 
 
 def network():

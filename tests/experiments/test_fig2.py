@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from wideflat.experiments.fig2 import Fig2
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 
 @pytest.fixture(scope="module")

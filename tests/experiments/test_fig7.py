@@ -8,7 +8,7 @@ import pytest
 from wideflat.experiments import fig7, profiles, trainings
 from wideflat.experiments.fig7 import Fig7
 from wideflat.experiments.table import Table
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 _spec = importlib.util.spec_from_file_location("pgdl_folder", Path(__file__).with_name("pgdl_folder.py"))
 assert _spec is not None and _spec.loader is not None

@@ -18,7 +18,7 @@ from wideflat.experiments.fig6 import Fig6
 from wideflat.experiments.fig7 import Fig7
 from wideflat.experiments.pieces import PieceExperiment, Workers, slurm_parameters
 from wideflat.experiments.table1 import Table1
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 SMALL = {"epochs": 2, "limit_data": 40, "seeds": 1, "algorithms": ("sgd", "esgd")}
 #: Seconds of training, so that something can happen meanwhile.

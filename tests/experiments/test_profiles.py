@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from wideflat.energy.measure import LocalEnergy
 from wideflat.experiments import profiles
 from wideflat.experiments.profiles import augmenting, kept
-from wideflat.local_energy import LocalEnergy
 
 
 def test_a_profile_is_measured_once_and_again_when_asked_otherwise_or_damaged(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from wideflat.experiments.table import Table
 from wideflat.experiments.table1 import Table1
 from wideflat.presets import PRESETS
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 
 def test_quick_path_from_nothing_to_report(tmp_path: Path) -> None:

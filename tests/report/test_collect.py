@@ -6,11 +6,11 @@ import torch
 
 from wideflat import cli
 from wideflat.committee import SETTINGS, train
+from wideflat.energy.measure import LocalEnergy
+from wideflat.entropy.measure import local_entropy
 from wideflat.experiments.fig6 import Fig6
-from wideflat.local_energy import LocalEnergy
-from wideflat.local_entropy import local_entropy
 from wideflat.report.collect import collect, summary
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 
 @pytest.fixture(scope="module")

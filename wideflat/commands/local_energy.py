@@ -17,8 +17,8 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from wideflat.energy_profile import Interrupted, LocalEnergy
-from wideflat.local_energy import committee_local_energy, layer_profiles, local_energy
+from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
+from wideflat.energy.profile import Interrupted, LocalEnergy
 
 __all__ = ["Command", "load_weights"]
 
@@ -138,7 +138,7 @@ class Command:
         return self.path.with_name(f"{self.path.stem}.local_energy.json")
 
     def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
-        from wideflat.runs import Run
+        from wideflat.training.runs import Run
 
         if self.path.is_file() and not (self.path.parent / "config.json").exists():
             raise ValueError(

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import tyro
 
+from wideflat.entropy.measure import METHODS, Interrupted, LocalEntropy, local_entropy
 from wideflat.files import atomic_write
-from wideflat.local_entropy import METHODS, Interrupted, LocalEntropy, local_entropy
 
 __all__ = ["Command", "read_solutions"]
 

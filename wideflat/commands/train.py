@@ -15,7 +15,7 @@ import tyro
 
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 Algorithm = Literal["sgd", "rsgd", "esgd", "rsgdxy", "lookahead", "easgd", "parle", "sam"]
 
@@ -165,8 +165,8 @@ class Command:
         out = self._out(f"{self.preset}-{self.algorithm}", changed)
 
         from wideflat import data as data_sets
-        from wideflat.train import Interrupted, Options, train
-        from wideflat.train_on_ranks import on_torchrun, train_on_ranks
+        from wideflat.training.ranks import on_torchrun, train_on_ranks
+        from wideflat.training.training import Interrupted, Options, train
 
         options = Options(
             seed=self.seed,
@@ -214,7 +214,7 @@ class Command:
     # ---- replicas that may be killed
 
     def _train_one_replica(self, experiment: Preset, out: Path, images: Any, options: Any) -> Run:
-        from wideflat.train_with_losses import train_with_losses
+        from wideflat.training.elastic import train_with_losses
 
         assert self.replica is not None
         return train_with_losses(
@@ -232,7 +232,7 @@ class Command:
 
     def _supervise(self, num_replicas: int, out: Path) -> int:
         """Start a job for each replica on this machine, and again when it dies."""
-        from wideflat.train_with_losses import supervise
+        from wideflat.training.elastic import supervise
 
         if self.algorithm not in ("rsgd", "rsgdxy"):
             raise ValueError(f"--fault-tolerant is for rsgd and rsgdxy, not for {self.algorithm}")

@@ -17,7 +17,7 @@ from wideflat.experiments.trainings import Cell, TrainingExperiment
 from wideflat.models.initialisation import kaiming_normal
 from wideflat.models.resnet import BasicBlock, ResNet
 from wideflat.presets import ALGORITHMS, PRESETS, Preset, preset
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 __all__ = ["MOMENTS", "NAMES", "QUICK_MOMENTS", "CellExperiment", "quick_cell", "quick_network"]
 

@@ -24,14 +24,14 @@ import torch
 from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
 from wideflat.data.patterns import Patterns
+from wideflat.energy.measure import committee_local_energy
+from wideflat.entropy.measure import DELTAS, LocalEntropy, local_entropy
 from wideflat.experiments.correlation import spearman
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.pieces import Answer, PieceExperiment, Workers
 from wideflat.experiments.sweep import FolderInUse
 from wideflat.experiments.table import Table
 from wideflat.files import hold
-from wideflat.local_energy import committee_local_energy
-from wideflat.local_entropy import DELTAS, LocalEntropy, local_entropy
 from wideflat.report.chart import Chart, Series
 
 __all__ = ["Case", "CommitteeFigure"]

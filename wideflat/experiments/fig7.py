@@ -28,18 +28,18 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.data import ImageData
+from wideflat.energy.measure import LocalEnergy, local_energy
 from wideflat.experiments.correlation import Correlation, pearson, spearman
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.pgdl import find_models, load_images, of_one_architecture, task_folder
 from wideflat.experiments.profiles import kept, profile_of_run
 from wideflat.experiments.table import Table
 from wideflat.experiments.trainings import Cell, TrainingExperiment, training_cost
-from wideflat.local_energy import LocalEnergy, local_energy
 from wideflat.presets import DATASETS, Preset
 from wideflat.report.chart import Chart, Series
-from wideflat.runs import Run
 from wideflat.schedules import Schedule
-from wideflat.train import Options, Training
+from wideflat.training.runs import Run
+from wideflat.training.training import Options, Training
 
 __all__ = ["Fig7", "Network"]
 

@@ -24,15 +24,15 @@ from torch import Tensor
 
 from wideflat.data import Augmentation, ImageData
 from wideflat.data.augmentation import normalise
+from wideflat.energy.measure import LocalEnergy, local_energy
 from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table
 from wideflat.experiments.table1 import paper_error, percent
 from wideflat.experiments.trainings import CPU_SPEED, IMAGES, Cell, forward_operations
-from wideflat.local_energy import LocalEnergy, local_energy
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 __all__ = ["Evolution", "ProfileExperiment", "augmenting", "kept", "profile_of_run"]
 

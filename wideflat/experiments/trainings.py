@@ -26,8 +26,8 @@ from wideflat.data import load as load_images
 from wideflat.experiments.pieces import Answer, PieceExperiment
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
-from wideflat.runs import Run, RunInUse
-from wideflat.train import Diverged, Options, configuration, train
+from wideflat.training.runs import Run, RunInUse
+from wideflat.training.training import Diverged, Options, configuration, train
 
 __all__ = ["Cell", "TrainingExperiment", "forward_operations", "training_cost"]
 
@@ -128,7 +128,7 @@ class TrainingExperiment(PieceExperiment):
         return Options(seed=cell.seed, limit_data=self.limit_data)
 
     def more_of(self, cell: Cell) -> dict[str, Any]:
-        """More arguments of :func:`wideflat.train.train`."""
+        """More arguments of :func:`wideflat.training.training.train`."""
         return {}
 
     # ---- computing

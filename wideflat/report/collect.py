@@ -12,15 +12,15 @@ import numpy as np
 
 from wideflat import experiments
 from wideflat.committee import Solutions
+from wideflat.energy.measure import LocalEnergy
+from wideflat.entropy.measure import LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments.experiment import Experiment
 from wideflat.experiments.table import Table
-from wideflat.local_energy import LocalEnergy
-from wideflat.local_entropy import LocalEntropy
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
-from wideflat.runs import Run
+from wideflat.training.runs import Run
 
 __all__ = ["Findings", "collect", "write_report"]
 

@@ -1,0 +1,101 @@
+"""Data cut into blocks."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from wideflat.energy.blocks import Blocks
+
+
+class Squares(Dataset):
+    """A map-style data set with augmentation inside."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)]) + 0.001 * torch.rand(1), i
+
+
+def contents(blocks, number=0, order=None):
+    return [block.batch for block in blocks.visit(number, order)]
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dataset", "map", "list", "loader", "dict"])
+def test_every_example_once_and_the_same_in_every_pass(kind):
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    data = {
+        "tuple": (x, y),
+        "dataset": TensorDataset(x, y),
+        "map": Squares(),
+        "list": [(x[:6], y[:6]), (x[6:], y[6:])],
+        "loader": DataLoader(Squares(), batch_size=4, shuffle=True),
+        "dict": {"x": x, "y": y},
+    }[kind]
+    blocks = Blocks(data, batch_size=4, seed=3)
+    first, second = contents(blocks, 0), contents(blocks, 1)
+    pick = (lambda batch: (batch["x"], batch["y"])) if kind == "dict" else (lambda batch: batch)
+    assert sorted(torch.cat([pick(batch)[1] for batch in first]).tolist()) == list(range(10))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(pick(a)[0], pick(b)[0]) and torch.equal(pick(a)[1], pick(b)[1])
+    assert blocks.fixed and blocks.count == len(first)
+
+
+def test_augmentation_is_fresh_in_every_pass_and_repeats_with_the_seed():
+    data = torch.zeros(8, 2), torch.zeros(8)
+
+    def noise(inputs):
+        return inputs + torch.rand(inputs.shape)
+
+    one, two = Blocks(data, 4, seed=1, augment=noise), Blocks(data, 4, seed=1, augment=noise)
+    assert torch.equal(contents(one, 0)[1][0], contents(two, 0, [1])[0][0])  # whatever came before
+    assert not torch.equal(contents(one, 0)[0][0], contents(one, 1)[0][0])
+    assert not one.fixed
+
+
+def test_a_loader_whose_numbers_change_is_found_out():
+    class Fresh:
+        def __init__(self):
+            self.calls = 0
+
+        def __iter__(self):
+            self.calls += 1
+            yield torch.full((2, 1), float(self.calls)), torch.zeros(2)
+
+    blocks = Blocks(Fresh(), 1)
+    contents(blocks, 0)
+    assert blocks.fixed
+    contents(blocks, 1)
+    assert not blocks.fixed
+
+
+def test_a_loader_generator_is_put_back():
+    generator = torch.Generator().manual_seed(5)
+    state = generator.get_state()
+    blocks = Blocks(DataLoader(Squares(), batch_size=4, shuffle=True, generator=generator), 1)
+    assert torch.equal(contents(blocks, 0)[0][1], contents(blocks, 1)[0][1])
+    assert torch.equal(generator.get_state(), state)
+
+
+def test_errors_say_what_is_wrong():
+    with pytest.raises(ValueError, match="same length"):
+        Blocks((torch.zeros(3), torch.zeros(4)), 2)
+    with pytest.raises(TypeError, match="got int"):
+        Blocks(3, 2)
+    with pytest.raises(ValueError, match="empty"):
+        Blocks([], 2)
+    with pytest.raises(ValueError, match="empty"):
+        contents(Blocks(iter([]), 2))
+    with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
+        Blocks((torch.zeros(3), torch.zeros(3)), 0)
+    short = Blocks(DataLoader(Squares(), batch_size=5), 1)
+    contents(short)
+    short._batches = DataLoader(Squares(), batch_size=2)
+    with pytest.raises(ValueError, match="2 batches in the first pass and 5 in pass 2"):
+        contents(short, 1)
+
+
+def test_an_iterator_can_be_looked_at_without_losing_its_first_batch():
+    blocks = Blocks(iter([torch.zeros(2), torch.ones(3)]), 1)
+    assert blocks.one_pass and blocks.first().size == 2
+    assert [block.size for block in blocks.visit(0)] == [2, 3]

@@ -1,0 +1,76 @@
+"""The worst case in a ball."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from wideflat import local_energy
+from wideflat.energy.worst_case import worst_case
+
+
+def quadratic(h, w):
+    """A network whose loss is (1/2) sum h_i (w_i - 1)^2, whatever the data."""
+    model = nn.Linear(len(h), 1, bias=False).double()
+    model.weight.data.copy_(torch.tensor(w))
+    scale = torch.tensor(h, dtype=torch.float64)
+
+    def loss(outputs, targets):
+        return 0.5 * (scale * (model.weight[0] - 1) ** 2).sum().expand(len(outputs))
+
+    return model, loss, (torch.zeros(4, len(h), dtype=torch.float64), torch.zeros(4))
+
+
+def test_one_step_is_the_perturbation_of_sam():
+    model, loss, data = quadratic([1.0, 3.0], [2.0, -1.0])
+    w, h, sigma = np.array([2.0, -1.0]), np.array([1.0, 3.0]), 0.1
+    gradient = h * (w - 1) * w
+    step = w * (sigma * np.sqrt(2) * gradient / np.linalg.norm(gradient))
+    expected = 0.5 * (h * (w + step - 1) ** 2).sum() - 0.5 * (h * (w - 1) ** 2).sum()
+    found = worst_case(model, data, [sigma], metric=loss, objective=loss, progress=False)
+    assert found.mean[0] == pytest.approx(expected)
+    plain = worst_case(model, data, [sigma], metric=loss, objective=loss, scale="absolute", progress=False)
+    gradient = h * (w - 1)
+    step = sigma * np.linalg.norm(w) * gradient / np.linalg.norm(gradient)
+    assert plain.mean[0] == pytest.approx(0.5 * (h * (w + step - 1) ** 2).sum() - 0.5 * (h * (w - 1) ** 2).sum())
+
+
+def test_more_steps_find_the_maximum():
+    """On the sphere the maximum of a quadratic is known by search."""
+    model, loss, data = quadratic([1.0, 9.0], [2.0, 1.2])
+    w, h, sigma = np.array([2.0, 1.2]), np.array([1.0, 9.0]), 0.4
+    angle = np.linspace(0, 2 * np.pi, 100_001)
+    delta = sigma * np.sqrt(2) * np.stack([np.cos(angle), np.sin(angle)])
+    values = 0.5 * (h[:, None] * (w[:, None] * (1 + delta) - 1) ** 2).sum(0) - 0.5 * (h * (w - 1) ** 2).sum()
+    one, many = (
+        worst_case(model, data, [sigma], metric=loss, objective=loss, steps=steps, progress=False).mean[0]
+        for steps in (1, 30)
+    )
+    assert one < many <= values.max() * (1 + 1e-6)
+    assert many == pytest.approx(values.max(), rel=1e-3)
+
+
+def test_it_is_worse_than_noise_and_worst_for_each_batch():
+    torch.manual_seed(0)
+    x = torch.randn(128, 6)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    y = model(x).argmax(1)
+    before = [p.clone() for p in model.parameters()]
+    model[0].bias.requires_grad_(False)
+    options = {"metric": "loss", "progress": False}
+    noise = local_energy(model, (x, y), [0.05], max_passes=8, **options)
+    whole = worst_case(model, (x, y), [0.05], **options)
+    each = worst_case(model, (x, y), [0.05], noise="batch", batch_size=16, **options)
+    assert noise.mean[0] < whole.mean[0] < each.mean[0]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert not model[0].bias.requires_grad and model[0].weight.requires_grad and model[0].weight.grad is None
+    with pytest.raises(ValueError, match="not comparable: measure is"):
+        whole.compare(noise)
+
+
+@pytest.mark.parametrize(
+    "options", [{"noise": "example"}, {"steps": 0}, {"scale": "log"}, {"batch_norm": "recalibrate"}], ids=str
+)
+def test_bad_arguments_are_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        worst_case(nn.Linear(2, 2), (torch.zeros(2, 2), torch.zeros(2).long()), [0.1], progress=False, **options)

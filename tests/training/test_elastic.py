@@ -1,0 +1,60 @@
+"""Replicas in jobs of their own, of which one is killed."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from wideflat.training.elastic import supervise
+from wideflat.training.runs import Run
+
+JOB = Path(__file__).with_name("training_job.py")
+
+
+@pytest.mark.slow
+def test_jobs_that_die_are_started_again(tmp_path):
+    pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft: pip install 'wideflat[distributed]'")
+    said = []
+    killed = []
+    environment_before = dict(os.environ)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+    def say(message):
+        said.append(message)
+
+    def command(index, lighthouse):
+        if index == 1 and not killed:  # kills itself after a while: a wrapper that sends SIGKILL
+            killed.append(True)
+            code = (
+                "import os, signal, threading, runpy, sys, pathlib\n"
+                f"path = pathlib.Path({str(tmp_path)!r}) / 'replica-1' / 'metrics.jsonl'\n"
+                "def watch():\n"
+                "    import time\n"
+                "    while not path.exists() or len(path.read_text().splitlines()) < 3: time.sleep(0.02)\n"
+                "    os.kill(os.getpid(), signal.SIGKILL)\n"
+                "threading.Thread(target=watch, daemon=True).start()\n"
+                f"sys.argv = [{str(JOB)!r}, {str(tmp_path)!r}, '1', {lighthouse!r}]\n"
+                f"runpy.run_path({str(JOB)!r}, run_name='__main__')\n"
+            )
+            return [sys.executable, "-c", code]
+        return [sys.executable, str(JOB), str(tmp_path), str(index), lighthouse]
+
+    try:
+        start = time.monotonic()
+        assert supervise(command, 2, say=say) == 0
+        assert time.monotonic() - start < 150
+    finally:
+        os.environ.clear()
+        os.environ.update(environment_before)
+    assert said == ["replica 1 has died (signal 9) and is started again"]
+    results = [Run.open(tmp_path / f"replica-{a}").result() for a in (0, 1)]
+    assert results[0]["epoch"] == results[1]["epoch"] == 40
+    assert results[0]["test_error"] == results[1]["test_error"] < 0.5
+    events = [line["event"] for line in Run.open(tmp_path / "replica-0").metrics("events")]
+    assert any("replica 1 has gone" in event for event in events)
+    alive = [row["alive"] for row in Run.open(tmp_path / "replica-0").metrics()]
+    assert [0] in alive and alive[0] == [0, 1]
+    json.dumps(results)

@@ -1,0 +1,1 @@
+"""Replicas on a mesh, replicas that come and go, their checkpoints."""

@@ -1,0 +1,380 @@
+r"""Curvature of the loss at the weights: largest eigenvalues and trace of the Hessian.
+
+With multiplicative noise the loss grows, to second order in sigma, by
+
+.. code-block:: text
+
+    E_z[ L(w + sigma z * w) ] - L(w) = (sigma^2 / 2) tr(diag(w) H diag(w)) + O(sigma^4),        H = d^2 L / dw^2
+
+so the trace of the *relative* Hessian diag(w) H diag(w) is the curvature of the local-energy profile of the loss at
+sigma = 0, and its largest eigenvalue is that of the worst direction. ``scale="absolute"`` gives those of H itself.
+
+Eigenvalues are found by Lanczos iteration with full reorthogonalisation, the trace by Hutchinson's estimator with its
+standard error over probes. Both need only products of the Hessian with vectors. These come from curvlinops where that
+is installed (extra ``curvature``) and can be used, and else from torch's double backward.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wideflat.energy.blocks import Blocks
+from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.measure import architecture, check_sigmas, whole_passes
+from wideflat.energy.profile import LocalEnergy
+from wideflat.energy.shared_noise import Selection, select_parameters
+from wideflat.files import atomic_write
+from wideflat.progress import Progress
+
+__all__ = ["Curvature", "curvature"]
+
+
+@dataclass
+class Curvature:
+    """Largest eigenvalues and trace of the Hessian, with the conventions under which they were computed.
+
+    Attributes:
+        eigenvalues: The largest ones, in falling order.
+        residuals: |H v - lambda v| of each, an upper bound of its error.
+        trace: Estimate of the trace.
+        trace_stderr: Its standard error over probes; 0 if it is exact.
+        baseline: The loss.
+        conventions: As in :class:`wideflat.LocalEnergy`.
+    """
+
+    eigenvalues: np.ndarray
+    residuals: np.ndarray
+    trace: float
+    trace_stderr: float
+    baseline: float
+    conventions: dict[str, Any] = field(default_factory=dict)
+
+    def local_energy(self, sigmas: Sequence[float] | Tensor | np.ndarray) -> LocalEnergy:
+        """The local-energy profile of the loss that follows to second order: (sigma^2 / 2) trace.
+
+        Raises:
+            ValueError: If this is the Hessian in absolute scale, which says nothing about multiplicative noise.
+        """
+        if self.conventions.get("scale") != "relative":
+            raise ValueError('only scale="relative" predicts the local energy; this curvature is in absolute scale')
+        sigma = check_sigmas(sigmas)
+        conventions = {**self.conventions, "measure": "local energy", "noise": "second order"}
+        return LocalEnergy(
+            sigma, sigma**2 / 2 * self.trace, sigma**2 / 2 * self.trace_stderr, self.baseline, conventions=conventions
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, whole or not at all."""
+        content = asdict(self)
+        content["eigenvalues"], content["residuals"] = self.eigenvalues.tolist(), self.residuals.tolist()
+        with atomic_write(path) as file:
+            json.dump({"format": 1, **content}, file, indent=1)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Curvature:
+        """Read what :meth:`save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content.pop("format")
+            content["eigenvalues"], content["residuals"] = (
+                np.array(content[name], dtype=float) for name in ("eigenvalues", "residuals")
+            )
+            return cls(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a whole curvature file: {error}") from None
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{value:.4g}" for value in self.eigenvalues)
+        return f"eigenvalues {values}\ntrace {self.trace:.4g} +- {self.trace_stderr:.2g}\nloss {self.baseline:.4g}"
+
+
+def curvature(
+    model: nn.Module,
+    data: Any,
+    *,
+    top: int = 5,
+    probes: int = 32,
+    scale: Literal["relative", "absolute"] = "relative",
+    metric: Metric = "loss",
+    batch_norm: Literal["eval", "batch"] = "eval",
+    parameters: Selection = "all",
+    tolerance: float = 1e-3,
+    max_iterations: int = 100,
+    seed: int = 0,
+    progress: bool = True,
+    batch_size: int | None = None,
+    forward: Forward | None = None,
+    backend: Literal["auto", "torch", "curvlinops"] = "auto",
+) -> Curvature:
+    """Largest eigenvalues and trace of the Hessian of the mean loss over the data.
+
+    Args:
+        model: Any network; it is left as it was found.
+        data: See :func:`wideflat.local_energy`.
+        top: Number of eigenvalues.
+        probes: Random vectors for the trace; 0 for none (the trace is then NaN).
+        scale: ``"relative"`` for diag(w) H diag(w), which goes with the multiplicative noise of Eq. 4, or
+            ``"absolute"`` for H.
+        metric: ``"loss"`` (cross-entropy) or a differentiable function of outputs and targets.
+        batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
+        parameters: Which parameters; see :func:`wideflat.energy.shared_noise.select_parameters`.
+        tolerance: Residual of an eigenvalue, relative to the largest, at which it counts as found.
+        max_iterations: Products with the Hessian after which what is found is returned. Each keeps one vector of the
+            size of the parameters in memory.
+        seed: Of start vector and probes.
+        progress: Show progress.
+        batch_size: Examples a batch, where batches are made here.
+        forward: See :func:`wideflat.local_energy`.
+        backend: Where products with the Hessian come from. ``"auto"`` takes curvlinops if it is installed and applies
+            (cross-entropy, batches of inputs and targets, ``batch_norm="eval"``), else torch.
+
+    Example:
+        L = (1/2) sum_i h_i w_i^2 has the Hessian diag(h).
+
+        >>> model = nn.Linear(3, 1, bias=False)
+        >>> h = torch.tensor([3.0, 2.0, 1.0])
+        >>> loss = lambda outputs, targets: 0.5 * (h * model.weight[0] ** 2).sum()
+        >>> found = curvature(model, (torch.zeros(1, 3), torch.zeros(1)), top=2, scale="absolute", metric=loss,
+        ...                   progress=False)
+        >>> found.eigenvalues.round(4).tolist(), round(found.trace, 4)
+        ([3.0, 2.0], 6.0)
+    """
+    if top < 0 or probes < 0 or top + probes == 0:
+        raise ValueError(f"top and probes must be >= 0 and not both 0, got {top} and {probes}")
+    if scale not in ("relative", "absolute"):
+        raise ValueError(f'scale must be "relative" or "absolute", got {scale!r}')
+    if metric == "error":
+        raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
+    if batch_norm not in ("eval", "batch"):
+        raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
+    names, words = select_parameters(model, parameters)
+    evaluation = Evaluation(model, metric, batch_norm, forward)
+    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
+    operator = _operator(backend, evaluation, blocks, names)
+    weights = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
+    generator = torch.Generator().manual_seed(seed)
+
+    def product(v: Tensor) -> Tensor:  # (D, k) -> (D, k)
+        if scale == "absolute":
+            return operator(v)
+        w = weights[:, None]
+        return w * operator(w * v)
+
+    with evaluation.prepared(), Progress("curvature", max_iterations * (top > 0) + probes, enabled=progress) as bar:
+        baseline = operator.loss()
+        eigenvalues, residuals = lanczos(product, weights, top, tolerance, max_iterations, generator, bar)
+        trace, stderr = hutchinson(product, weights, probes, generator, bar)
+    return Curvature(
+        eigenvalues,
+        residuals,
+        trace,
+        stderr,
+        baseline,
+        {
+            "measure": "curvature",
+            "metric": evaluation.metric_name,
+            "scale": scale,
+            "batch_norm": batch_norm if evaluation.norms else None,
+            "batch_size": batch_size if evaluation.norms and batch_norm == "batch" else None,
+            "parameters": words,
+            "perturbed": weights.numel(),
+            "architecture": architecture(model),
+            "examples": operator.examples,
+            "augmented": False,
+            "backend": operator.name,
+            "seed": seed,
+        },
+    )
+
+
+def lanczos(
+    product: Callable[[Tensor], Tensor],
+    like: Tensor,
+    top: int,
+    tolerance: float,
+    max_iterations: int,
+    generator: torch.Generator,
+    bar: Progress,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ``top`` largest eigenvalues of a symmetric operator, with their residuals (Lanczos, reorthogonalised).
+
+    Args:
+        product: Multiplies a matrix of columns by the operator.
+        like: A vector of the right size, type and device.
+        top: How many eigenvalues.
+        tolerance: Residual relative to the eigenvalue of largest size at which the iteration ends.
+        max_iterations: Most products.
+        generator: Of the start vector.
+        bar: Progress.
+    """
+    size = like.numel()
+    top = min(top, size)
+    if top == 0:
+        return np.zeros(0), np.zeros(0)
+    q = torch.randn(size, generator=generator).to(like)
+    basis = [q / q.norm()]
+    alpha: list[float] = []
+    beta: list[float] = []
+    while True:
+        v = product(basis[-1][:, None])[:, 0]
+        alpha.append(float(basis[-1] @ v))
+        for _ in range(2):  # twice is enough
+            for u in basis:
+                v = v - (u @ v) * u
+        beta.append(float(v.norm()))
+        matrix = np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1)
+        values, vectors = np.linalg.eigh(matrix)
+        bound = beta[-1] * np.abs(vectors[-1])
+        order = np.argsort(-values)[:top]
+        largest = max(np.abs(values).max(), 1e-30)
+        bar.advance(largest=float(values.max()))
+        done = len(order) == top and bool((bound[order] <= tolerance * largest).all())
+        exhausted = len(basis) == size or beta[-1] <= 1e-7 * largest
+        if done or exhausted or len(basis) == max_iterations:
+            if not (done or exhausted):
+                warnings.warn(
+                    f"{max_iterations} iterations left a relative residual of {bound[order].max() / largest:.1g} "
+                    f"(tolerance {tolerance:g}); raise max_iterations or ask for fewer eigenvalues",
+                    stacklevel=3,
+                )
+            return values[order], bound[order]
+        basis.append(v / beta[-1])
+
+
+def hutchinson(
+    product: Callable[[Tensor], Tensor], like: Tensor, probes: int, generator: torch.Generator, bar: Progress
+) -> tuple[float, float]:
+    """Trace of a symmetric operator and its standard error, from the mean of v . A v over vectors v of random signs.
+
+    With as many probes as dimensions the trace is computed exactly instead.
+    """
+    size = like.numel()
+    if probes == 0:
+        return math.nan, math.nan
+    exact = probes >= size
+    count = size if exact else probes
+    values: list[float] = []
+    for start in range(0, count, 8):
+        width = min(8, count - start)
+        if exact:
+            v = torch.eye(size, width, dtype=like.dtype, device=like.device).roll(start, 0)
+        else:
+            v = (2 * torch.randint(0, 2, (size, width), generator=generator) - 1).to(like)
+        values += (v * product(v)).sum(0).tolist()
+        bar.advance(width, trace=float(np.mean(values)))
+    if exact:
+        return float(np.sum(values)), 0.0
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.inf
+
+
+# ------------------------------------------------------------------------------------- products with the Hessian
+
+
+class _TorchHessian:
+    """Products with the Hessian by double backward, batch by batch; several vectors share one forward pass."""
+
+    name = "torch"
+
+    def __init__(self, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> None:
+        self.evaluation, self.blocks, self.names = evaluation, blocks, names
+        self.examples = 0
+
+    def _batches(self) -> Iterator[tuple[Any, int]]:
+        for block in self.blocks.visit(0):
+            yield self.evaluation.load(block.batch), block.size
+
+    def loss(self) -> float:
+        """The mean loss over the data."""
+        total = 0.0
+        self.examples = 0
+        for batch, size in self._batches():
+            total += float(self.evaluation.values(batch, size).mean()) * size
+            self.examples += size
+        return total / self.examples
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """The product of the Hessian with the columns of ``v``."""
+        out = torch.zeros_like(v)
+        for batch, size in self._batches():
+            with self.evaluation.differentiable(self.names) as named:
+                parameters = list(named.values())
+                value = self.evaluation.metric(*self.evaluation.outputs(batch)).mean()
+                gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+                used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None and g.requires_grad]
+                for k in range(v.shape[1]):
+                    columns = dict(zip(map(id, parameters), _split(v[:, k], parameters), strict=True))
+                    if not used:
+                        continue
+                    second = torch.autograd.grad(
+                        [g for _, g in used],
+                        parameters,
+                        grad_outputs=[columns[id(p)] for p, _ in used],
+                        retain_graph=k + 1 < v.shape[1],
+                        allow_unused=True,
+                    )
+                    flat = [
+                        (torch.zeros_like(p) if g is None else g).flatten()
+                        for p, g in zip(parameters, second, strict=True)
+                    ]
+                    out[:, k] += torch.cat(flat).detach() * (size / self.examples)
+        return out
+
+
+class _CurvlinopsHessian(_TorchHessian):
+    """Products with the Hessian by curvlinops."""
+
+    name = "curvlinops"
+
+    def __init__(self, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> None:
+        super().__init__(evaluation, blocks, names)
+        self._operator: Any = None
+
+    def __call__(self, v: Tensor) -> Tensor:
+        with warnings.catch_warnings(), self.evaluation.differentiable(self.names) as named:
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, in its dependencies and in forward mode
+            if self._operator is None:
+                import curvlinops
+
+                self._operator = curvlinops.HessianLinearOperator(
+                    self.evaluation.model,
+                    nn.CrossEntropyLoss(),
+                    list(named.values()),
+                    [batch for batch, _ in self._batches()],
+                    check_deterministic=False,
+                )
+            return (self._operator @ v).detach()
+
+
+def _operator(backend: str, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> _TorchHessian:
+    if backend not in ("auto", "torch", "curvlinops"):
+        raise ValueError(f'backend must be "auto", "torch" or "curvlinops", got {backend!r}')
+    installed = importlib.util.find_spec("curvlinops") is not None
+    applies = evaluation.metric_name == "loss" and evaluation.forward is None and evaluation.batch_norm == "eval"
+    if backend == "curvlinops" and not installed:
+        raise ModuleNotFoundError("curvlinops is not installed: pip install 'wideflat[curvature]'")
+    if backend == "curvlinops" and not applies:
+        raise ValueError(
+            'backend="curvlinops" needs metric="loss", batch_norm="eval" and batches (inputs, targets); '
+            'use backend="torch"'
+        )
+    if backend == "torch" or not (installed and applies):
+        return _TorchHessian(evaluation, blocks, names)
+    return _CurvlinopsHessian(evaluation, blocks, names)
+
+
+def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -1,0 +1,280 @@
+"""The result of a measurement of flatness: a curve over sigma, its error bars, the conventions it depends on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wideflat.energy.stratified import student_quantile
+from wideflat.files import atomic_write
+
+__all__ = ["Comparison", "Interrupted", "LocalEnergy"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a measurement: ``profile`` has what was measured until then (None if that is nothing)."""
+
+    def __init__(self, profile: LocalEnergy | None) -> None:
+        super().__init__("interrupted; the error's .profile holds what was measured so far")
+        self.profile = profile
+
+
+@dataclass
+class Comparison:
+    """Difference of two profiles: ``mean`` = first - second, with its standard error and number of deviations."""
+
+    sigmas: np.ndarray
+    mean: np.ndarray
+    stderr: np.ndarray
+
+    @property
+    def deviations(self) -> np.ndarray:
+        """The difference in standard errors; negative where the first is flatter."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.mean == 0, 0.0, self.mean / self.stderr)
+
+
+@dataclass
+class LocalEnergy:
+    """A profile dE(w, sigma) with its error bars and with the conventions under which it was measured.
+
+    Attributes:
+        sigmas: Strengths of the noise, shape (S,).
+        mean: dE at each sigma, shape (S,).
+        stderr: Standard error of each mean. It is about the noise alone: the data set is fixed.
+        degrees_of_freedom: Of each standard error, for Student's t.
+        covariance: Of the means, shape (S, S): with common noise the points of a curve move together.
+        baseline: E(w), the metric without noise.
+        baseline_stderr: 0 if every example was evaluated, else its error bar over data.
+        evaluations: Examples evaluated with noise, for each sigma.
+        passes: The same divided by the number of examples.
+        samples: With ``noise="pass"``, dE of each perturbation, shape (passes, S); else None.
+        conventions: What changes the answer: which parameters, which batch-norm statistics, which metric, and so on.
+        complete: False if the measurement was interrupted or gave up before ``target_stderr``.
+
+    Example:
+        >>> profile = LocalEnergy(sigmas=[0.0, 0.5], mean=[0.0, 0.1], stderr=[0.0, 0.01], baseline=0.02)
+        >>> profile.interval(0.95).round(3).tolist()
+        [[0.0, 0.0], [0.08, 0.12]]
+    """
+
+    sigmas: np.ndarray
+    mean: np.ndarray
+    stderr: np.ndarray
+    baseline: float
+    degrees_of_freedom: np.ndarray = None  # type: ignore[assignment]
+    covariance: np.ndarray = None  # type: ignore[assignment]
+    baseline_stderr: float = 0.0
+    evaluations: np.ndarray = None  # type: ignore[assignment]
+    passes: np.ndarray = None  # type: ignore[assignment]
+    samples: np.ndarray | None = None
+    conventions: dict[str, Any] = field(default_factory=dict)
+    complete: bool = True
+
+    #: Conventions that change the answer: profiles that differ in one of them are not compared unless forced.
+    DECISIVE = (
+        "measure",
+        "metric",
+        "batch_norm",
+        "batch_size",
+        "parameters",
+        "perturbed",
+        "architecture",
+        "examples",
+        "augmented",
+    )
+
+    def __post_init__(self) -> None:
+        count = len(self.sigmas)
+        self.sigmas, self.mean, self.stderr = (
+            np.asarray(values, dtype=float) for values in (self.sigmas, self.mean, self.stderr)
+        )
+        if self.degrees_of_freedom is None:
+            self.degrees_of_freedom = np.full(count, np.inf)
+        if self.covariance is None:
+            self.covariance = np.diag(self.stderr**2)
+        if self.evaluations is None:
+            self.evaluations = np.zeros(count, dtype=int)
+        if self.passes is None:
+            self.passes = np.zeros(count)
+        self.degrees_of_freedom, self.covariance, self.passes = (
+            np.asarray(values, dtype=float) for values in (self.degrees_of_freedom, self.covariance, self.passes)
+        )
+        self.evaluations = np.asarray(self.evaluations, dtype=int)
+        if self.samples is not None:
+            self.samples = np.asarray(self.samples, dtype=float)
+
+    @property
+    def energy(self) -> np.ndarray:
+        """E_z E(w + sigma z * w) itself: ``baseline + mean``."""
+        return self.baseline + self.mean
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviation over perturbations (the bars of the paper's figures); only with ``noise="pass"``."""
+        if self.samples is None:
+            raise ValueError(
+                'the spread over perturbations of the whole data set is only known with noise="pass"; this profile '
+                f"was measured with noise={self.conventions.get('noise')!r}, whose error bars are in .stderr"
+            )
+        with np.errstate(invalid="ignore"):
+            count = (~np.isnan(self.samples)).sum(0)
+            deviation = self.samples - np.nansum(self.samples, 0) / count
+            return np.sqrt(np.nansum(deviation**2, 0) / (count - 1))
+
+    def interval(self, confidence: float = 0.95) -> np.ndarray:
+        """Confidence interval of each mean by Student's t, shape (S, 2)."""
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+        quantile = np.array([student_quantile(confidence, freedom) for freedom in self.degrees_of_freedom])
+        with np.errstate(invalid="ignore"):
+            half = np.where(self.stderr == 0, 0.0, quantile * self.stderr)
+        return np.stack([self.mean - half, self.mean + half], axis=1)
+
+    # ---- on disk
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers; what is not finite is None."""
+        return {"format": 1, **{name: _plain(value) for name, value in asdict(self).items()}}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> LocalEnergy:
+        """The inverse of :meth:`to_dict`."""
+        if not isinstance(content, dict) or content.get("format") != 1:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"expected a local-energy profile of format 1, got {found!r}")
+        values = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+        missing = {"sigmas", "mean", "stderr", "baseline"} - values.keys()
+        if missing:
+            raise ValueError(f"a local-energy profile must have {', '.join(sorted(missing))}")
+        for name in ("mean", "stderr", "covariance", "degrees_of_freedom", "samples"):
+            if values.get(name) is not None:
+                absent = np.inf if name == "degrees_of_freedom" else np.nan
+                values[name] = np.array(_fill(values[name], absent), dtype=float)
+        values["baseline"] = float("nan") if values["baseline"] is None else values["baseline"]
+        return cls(**values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile as JSON, whole or not at all."""
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LocalEnergy:
+        """Read what :meth:`save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict(content)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a whole local-energy profile: {error}") from None
+
+    # ---- looking at it
+
+    def plot(self, ax: Any = None, label: str | None = None, spread: bool = False, **style: Any) -> Any:
+        """Draw the curve with its standard errors (or, with ``spread``, the standard deviation over perturbations).
+
+        Args:
+            ax: Axes of matplotlib; by default those of a new figure.
+            label: For the legend; by default none.
+            spread: Bars show the spread over perturbations, as the paper's do. Needs ``noise="pass"``.
+            **style: Passed on to ``Axes.errorbar``.
+
+        Returns:
+            The axes.
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        bars = self.spread if spread else self.stderr
+        ax.errorbar(self.sigmas, self.mean, yerr=bars, label=label, **{"capsize": 2, "marker": ".", **style})
+        ax.set_xlabel(r"$\sigma$")
+        metric = self.conventions.get("metric", "error")
+        ax.set_ylabel(r"$\delta E_{\mathrm{train}}(w, \sigma)$" + ("" if metric == "error" else f"  [{metric}]"))
+        if label is not None:
+            ax.legend()
+        return ax
+
+    def compare(self, other: LocalEnergy, force: bool = False, baseline_tolerance: float = 0.01) -> Comparison:
+        """The difference to another profile, point by point; refused where it would not mean anything.
+
+        The paper warns (App. B.2) that flatness is only comparable between minima of nearly equal training error, and
+        between networks of one architecture.
+
+        Args:
+            other: The profile to subtract. It may be from another kind of noise: all kinds measure the same quantity.
+            force: Compare in spite of different conventions or training errors. The sigmas must agree in any case.
+            baseline_tolerance: Largest difference of the two baselines: absolute for the error; for other metrics
+                relative to the larger one.
+
+        Raises:
+            ValueError: With the reason, if the profiles are not comparable.
+        """
+        if self.sigmas.shape != other.sigmas.shape or not np.allclose(self.sigmas, other.sigmas, rtol=1e-6, atol=1e-9):
+            raise ValueError(
+                f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}; measure at the same"
+            )
+        reasons = [
+            f"{name} is {self.conventions.get(name)!r} for one and {other.conventions.get(name)!r} for the other"
+            for name in self.DECISIVE
+            if self.conventions.get(name) != other.conventions.get(name)
+        ]
+        gap = abs(self.baseline - other.baseline)
+        scale = (
+            1.0 if self.conventions.get("metric", "error") == "error" else max(abs(self.baseline), abs(other.baseline))
+        )
+        noise = 3 * math.hypot(self.baseline_stderr, other.baseline_stderr)
+        if gap > baseline_tolerance * scale + noise:
+            reasons.append(
+                f"the values without noise are {self.baseline:.4g} and {other.baseline:.4g}: flatness says something "
+                "about generalisation only between minima of nearly the same training error (App. B.2 of the paper)"
+            )
+        if reasons and not force:
+            raise ValueError(
+                f"these profiles are not comparable: {'; '.join(reasons)}. force=True compares them anyway"
+            )
+        return Comparison(self.sigmas, self.mean - other.mean, np.hypot(self.stderr, other.stderr))
+
+    def about(self) -> str:
+        """The conventions that change the answer, in one line."""
+        c = self.conventions
+        parts = [
+            f"{c.get('metric', 'error')} of {c['architecture']}" if "architecture" in c else "",
+            f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
+            f"noise: {c['noise']}" if "noise" in c else "",
+            f"perturbed: {c['parameters']}" if "parameters" in c else "",
+            f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        lines = [f"{'sigma':>8} {'dE':>11} {'stderr':>10} {'passes':>8}"]
+        rows = zip(self.sigmas, self.mean, self.stderr, self.passes, strict=True)
+        lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:8.3g}" for s, m, e, p in rows]
+        lines.append(f"E(w) = {self.baseline:.5f}" + ("" if self.complete else "   (not complete)"))
+        if self.about():
+            lines.append(self.about())
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _fill(value: Any, absent: float) -> Any:
+    if isinstance(value, list):
+        return [_fill(item, absent) for item in value]
+    return absent if value is None else value

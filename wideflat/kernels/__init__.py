@@ -1,0 +1,1 @@
+"""Loops in C, and what torch does in their place."""

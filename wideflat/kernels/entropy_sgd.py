@@ -1,0 +1,106 @@
+"""The steps of Entropy-SGD in one pass over memory each, by the kernel in C (`wideflat.kernels.library`)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from wideflat.kernels.flat_blocks import addresses, is_dense, lying_as
+from wideflat.kernels.library import REAL, Source, compile_kernel, threads_for
+from wideflat.kernels.noise import GaussianNoise
+
+__all__ = ["KernelLists", "Rule"]
+
+
+class Rule(ctypes.Structure):
+    """What a step does; the fields of the same name in C."""
+
+    _fields_ = [
+        *((name, ctypes.c_double) for name in ("lr", "momentum", "nesterov", "weight_decay")),
+        *((name, ctypes.c_double) for name in ("gamma", "alpha", "noise")),
+        ("starting", ctypes.c_int64),
+    ]
+
+
+class KernelLists:
+    """The tensors of a param group as the kernel takes them, to be used in many steps.
+
+    Args:
+        w_prime: The parameters, which `fits` has accepted with the others.
+        w: The centers.
+        mu: The running means.
+        velocity: Of the momentum; None without.
+        offsets: The place in the noise of the first element of each parameter.
+
+    Raises:
+        KernelError: There is no kernel.
+    """
+
+    def __init__(
+        self,
+        w_prime: list[Tensor],
+        w: list[Tensor],
+        mu: list[Tensor],
+        velocity: list[Tensor] | None = None,
+        *,
+        offsets: list[int],
+    ) -> None:
+        self._step = compile_kernel(w_prime[0].dtype).step
+        self._offsets = offsets
+        self._kept = [tensors for tensors in (w_prime, w, mu, velocity) if tensors is not None]
+        self._addresses = addresses(self._kept)
+        self._pointers = [None if tensors is None else _pointers(tensors) for tensors in (w_prime, w, mu, velocity)]
+        numbers = ctypes.c_int64 * len(w_prime)
+        self._sizes, self._places = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
+        self._elements = sum(self._sizes)
+        self._strides = [p.stride() for p in w_prime]
+
+    @staticmethod
+    def fits(*lists: list[Tensor]) -> bool:
+        """Can the kernel work on these: plain tensors on the CPU, of one type, without gaps, lying alike?"""
+        return (
+            bool(lists[0])
+            and all(
+                type(t) in (Tensor, nn.Parameter)
+                and t.device.type == "cpu"
+                and t.dtype == lists[0][0].dtype
+                and t.stride() == tensors[0].stride()
+                and is_dense(t)
+                for tensors in zip(*lists, strict=True)
+                for t in tensors
+            )
+            and (lists[0][0].dtype in REAL)
+        )
+
+    def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
+        """Are these the same lists, at the same memory?"""
+        return self._offsets == offsets and self._addresses == addresses(lists)
+
+    def inner_step(self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int) -> None:
+        """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
+        alike = [lying_as(g, strides) for g, strides in zip(gradients, self._strides, strict=True)]
+        self._call(rule, None if noise is None else noise.source(step), _pointers(alike))
+
+    def outer_step(self, rule: Rule) -> None:
+        """The outer step: moves w towards mu, and puts w' on it."""
+        self._call(rule, None, None)
+
+    def _call(self, rule: Rule, source: Source | None, gradients: ctypes.Array[ctypes.c_void_p] | None) -> None:
+        self._step(
+            ctypes.c_int64(threads_for(self._elements)),
+            ctypes.c_int64(len(self._sizes)),
+            self._sizes,
+            self._places,
+            ctypes.byref(rule),
+            None if source is None else ctypes.byref(source),
+            *self._pointers,
+            gradients,
+        )
+        for tensors in self._kept:  # autograd must know that they are others now
+            torch.autograd.graph.increment_version(tensors)
+
+
+def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

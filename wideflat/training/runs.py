@@ -1,0 +1,407 @@
+"""A run on disk: what was trained, how it went, where it stopped, what came out.
+
+::
+
+    RUN/
+      config.json           the whole experiment: preset, algorithm, seed, every hyper-parameter
+      environment.jsonl     one line a start: processor, threads, torch, commit, command
+      metrics.jsonl         one line an epoch: losses, errors, gamma, distance between replicas
+      events.jsonl          what was said: resumed, fell back to an older state, interrupted, diverged, finished
+      timing.jsonl          one line an epoch: seconds, images a second
+      tensorboard/          the same figures as TensorBoard event files
+      checkpoints/          the last two states of the training, complete: what a resumed run starts from
+      snapshots/            the center at chosen epochs, for the flatness figures
+      model.safetensors     the center at the end, batch norm refreshed; model.json has its errors and checksum
+      lock                  who is training here now
+
+What makes an interrupted run equal to an undisturbed one:
+
+* A state (:mod:`wideflat.training.state_files`) exists only when it is whole. One that is damaged all the same (a disk,
+  a copy) is detected by its checksums, named, and the one before it is taken.
+* The tables are appended to, and a state knows how long they were. Resuming cuts off what was written after it.
+* The lock is the operating system's (``flock``): it ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from wideflat.environment import environment, now
+from wideflat.files import atomic_write, hold
+from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
+
+if TYPE_CHECKING:
+    from wideflat.data import Augmentation, ImageData
+
+__all__ = ["DamagedState", "Run", "RunInUse"]
+
+#: Parts of a configuration that do not change the training, so that a run may go on with others.
+WITHOUT_EFFECT = (
+    "experiment.notes",
+    "experiment.paper_error",
+    "experiment.paper_spread",
+    "experiment.paper_gamma1",
+    "options.evaluate_every",
+)
+
+#: Parts of a configuration that earlier versions did not write, and what they did.
+ADDED = {"experiment.coupling": "gradient"}
+
+#: Version of the layout above; a run of a later version is refused instead of misread.
+FORMAT = 1
+
+
+class RunInUse(RuntimeError):
+    """Another process is training in this run directory."""
+
+
+class Run:
+    """One training on disk. See the head of this module for the files.
+
+    Use :meth:`create` to start or continue one, :meth:`open` to read one.
+
+    Args:
+        path: The run directory.
+        config: The content of ``config.json``.
+
+    Example:
+        >>> import tempfile
+        >>> run = Run.create(tempfile.mkdtemp() + "/run", {"preset": "mine", "lr": 0.1})
+        >>> with run.locked():
+        ...     run.append("metrics", {"epoch": 1, "test_error": 0.25})
+        ...     run.save_checkpoint(10, {"step": 10, "weight": torch.zeros(1)})
+        ...     run.append("metrics", {"epoch": 2, "test_error": 0.125})   # killed after this line: not in a checkpoint
+        >>> run = Run.open(run.path)
+        >>> with run.locked():
+        ...     run.restore()
+        {'step': 10, 'weight': tensor([0.])}
+        >>> run.metrics()
+        [{'epoch': 1, 'test_error': 0.25}]
+        >>> Run.create(run.path, {"preset": "mine", "lr": 0.2})
+        Traceback (most recent call last):
+        ...
+        ValueError: ... holds another experiment: lr is 0.1 there and 0.2 here. Give another --out, or the settings ...
+    """
+
+    #: Tables whose length is part of a checkpoint.
+    TABLES = ("metrics", "timing")
+    #: How many complete states are kept.
+    KEEP = 2
+
+    def __init__(self, path: str | os.PathLike[str], config: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.config = config
+        self._lock: IO[str] | None = None
+
+    # ---- making and finding runs
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: dict[str, Any]) -> Run:
+        """Make the run directory ``path`` for ``config``, or open it if it is there with the same ``config``.
+
+        Raises:
+            ValueError: If the directory holds another experiment (the message names what differs) or something else.
+        """
+        path = Path(path)
+        if (path / "config.json").exists():
+            run = cls.open(path)
+            run.must_be(config)
+            return run
+        if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
+            raise ValueError(f"{path} exists and is not a run of wideflat (no config.json): give another --out")
+        config = {"format": FORMAT, **_as_read(config)}
+        with _disk(path):
+            path.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path / "config.json") as file:
+                json.dump(config, file, indent=1)
+                file.write("\n")
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """Open the run directory ``path`` (or the directory of a file in it, such as its ``model.safetensors``)."""
+        path = Path(path)
+        if path.name in ("config.json", "model.safetensors", "model.json"):
+            path = path.parent
+        try:
+            config = json.loads((path / "config.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(
+                f"{path} is not a run of wideflat: it has no config.json. `wideflat train` makes runs."
+            ) from None
+        except ValueError:
+            raise DamagedState(f"{path / 'config.json'} is damaged: it is not a whole JSON document") from None
+        if config.get("format", 0) > FORMAT:
+            raise RuntimeError(
+                f"{path} was made by a later version of wideflat (format {config['format']}, this one reads up to "
+                f"{FORMAT}): pip install --upgrade wideflat"
+            )
+        return cls(path, config)
+
+    def must_be(self, config: dict[str, Any]) -> None:
+        """Check that a training with ``config`` is that of this run.
+
+        Raises:
+            ValueError: If it is another; the message names what differs.
+        """
+        if differences := _differences(self.config, {"format": FORMAT, **_as_read(config)}):
+            raise ValueError(
+                f"{self.path} holds another experiment: {differences}. Give another --out, or the settings that it was "
+                "started with."
+            )
+
+    # ---- one process at a time
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Run]:
+        """Hold the run while training in it.
+
+        The lock is the operating system's and goes away with the process, also when that is killed.
+
+        Raises:
+            RunInUse: If another process holds it; the message says which, where and since when.
+        """
+        with _disk(self.path):
+            file = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 # open as long as the lock is held
+        with file:
+            if not hold(file):
+                raise RunInUse(f"{self.path} is in use by {self._holder()}. Wait for it, or give another --out.")
+            with _disk(self.path):
+                file.truncate(0)
+                json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, file)
+                file.flush()
+            self._lock = file
+            try:
+                yield self
+            finally:
+                self._lock = None
+                with contextlib.suppress(OSError):
+                    file.truncate(0)
+
+    def _holder(self) -> str:
+        try:
+            held = json.loads((self.path / "lock").read_text())
+            return f"process {held['pid']} on {held['host']} since {held['since']}"
+        except (OSError, ValueError, KeyError):
+            return "another process (which has only just started)"
+
+    def _must_hold(self) -> None:
+        if self._lock is None:
+            raise RuntimeError(f"{self.path} may only be written inside `with run.locked():`")
+
+    # ---- tables
+
+    def append(self, table: str, row: dict[str, Any]) -> None:
+        """Add one line to ``metrics.jsonl`` or ``timing.jsonl`` (or to ``environment.jsonl``)."""
+        self._must_hold()
+        with _disk(self.path), open(self.path / f"{table}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self, table: str = "metrics") -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl`` (or ``timing``, ``environment``) as dictionaries."""
+        path = self.path / f"{table}.jsonl"
+        if not path.exists():
+            return []
+        whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is still being written
+        return [json.loads(line) for line in whole]
+
+    def record_environment(self, **more: Any) -> None:
+        """Add where and with what this process trains to ``environment.jsonl``, and ``more`` beside it."""
+        before = self.metrics("environment")
+        here = environment()
+        if before:
+            changed = [key for key in ("processor", "threads", "torch") if before[0].get(key) != here[key]]
+            if changed:
+                told = ", ".join(f"{key} was {before[0].get(key)}, is {here[key]}" for key in changed)
+                warnings.warn(
+                    f"{self.path} was started elsewhere ({told}): it goes on correctly, but not bit for bit as there"
+                )
+        self.append("environment", {**here, **more})
+
+    # ---- complete states of the training
+
+    def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        """Save a complete state, keep the one before it, remove older ones.
+
+        Raises:
+            OSError: If the disk is full. The states saved before are as they were, and the message names the last.
+        """
+        self._must_hold()
+        lengths = {table: self._length(table) for table in self.TABLES}
+        with self._disk_with_last_state():
+            save_state(self.path / "checkpoints" / f"step-{step:010d}", {"tables": lengths, "state": state})
+        for old in self._states()[self.KEEP :]:
+            remove_state(old)
+
+    def restore(self, say: Callable[[str], object] | None = None, device: torch.device | str = "cpu") -> Any:
+        """The last complete state that is whole, or None; the tables are cut back to where they were then.
+
+        A damaged state is named through ``say`` (default: a warning), removed, and the one before it is taken.
+        """
+        self._must_hold()
+        say = say or warnings.warn
+        for rubbish in self.path.glob("**/.*.part"):  # a write that was killed
+            rubbish.unlink(missing_ok=True)
+        for path in self._states():
+            try:
+                saved = load_state(path, device)
+                for table, length in saved["tables"].items():
+                    if self._length(table) < length:
+                        raise DamagedState(
+                            f"{self.path / table}.jsonl is damaged: expected at least {length} bytes, got "
+                            f"{self._length(table)}"
+                        )
+            except DamagedState as error:
+                say(f"{error}; falling back to the state before it")
+                remove_state(path)
+                continue
+            for table, length in saved["tables"].items():
+                self._cut(table, length)
+            return saved["state"]
+        for table in self.TABLES:
+            self._cut(table, 0)
+        return None
+
+    def _states(self) -> list[Path]:
+        """The states in ``checkpoints/``, newest first, without suffixes."""
+        return sorted((path.with_suffix("") for path in self.path.glob("checkpoints/step-*.json")), reverse=True)
+
+    def _length(self, table: str) -> int:
+        path = self.path / f"{table}.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def _cut(self, table: str, length: int) -> None:
+        if self._length(table) > length:
+            os.truncate(self.path / f"{table}.jsonl", length)
+
+    def _disk_with_last_state(self) -> contextlib.AbstractContextManager[None]:
+        states = self._states()
+        return _disk(self.path, f"the last good state is {states[0]}" if states else "no state was saved before")
+
+    # ---- what came out
+
+    def save_model(self, model: nn.Module, result: dict[str, Any], epoch: int | None = None) -> Path:
+        """Save the weights and buffers of ``model``: the result of the run, or a snapshot at ``epoch``.
+
+        Args:
+            model: The center, with its batch norm refreshed.
+            result: What is known of it (errors, losses), for ``model.json`` or ``snapshots/epoch-NNNN.json``.
+            epoch: None for the result.
+        """
+        self._must_hold()
+        path = self._model(epoch)
+        with self._disk_with_last_state():
+            save_state(path, dict(model.state_dict()), about=result)
+        return path.with_suffix(".safetensors")
+
+    def result(self, epoch: int | None = None) -> dict[str, Any] | None:
+        """What is known of the final model, or of the snapshot at ``epoch``; None while there is no such model."""
+        return read_about(self._model(epoch))
+
+    def snapshots(self) -> dict[int, Path]:
+        """The files of the center at the chosen epochs, by epoch."""
+        return {int(path.stem.split("-")[1]): path for path in sorted(self.path.glob("snapshots/epoch-*.safetensors"))}
+
+    def load_model(self, epoch: int | None = None, device: torch.device | str = "cpu") -> nn.Module:
+        """The final model (center or barycenter, batch norm refreshed), ready: on ``device``, in eval mode.
+
+        Args:
+            epoch: A snapshot instead (see :meth:`snapshots`).
+            device: Where it goes.
+        """
+        path = self._model(epoch)
+        if not path.with_suffix(".json").exists():
+            there = ", ".join(map(str, self.snapshots())) or "none"
+            wanted = "its final model yet" if epoch is None else f"a snapshot at epoch {epoch}"
+            raise FileNotFoundError(
+                f"{self.path} does not have {wanted} (snapshots at epochs: {there}). Start its `wideflat train` "
+                "command again to finish it."
+            )
+        model = self.build_model()
+        model.load_state_dict(load_state(path))
+        return model.to(device).eval()
+
+    def build_model(self) -> nn.Module:
+        """The untrained model of this run, with the initial weights of torch's current random state."""
+        from wideflat.presets import Preset
+
+        return Preset.from_dict(self.config["experiment"]).build_model()
+
+    def data(self, folder: str | os.PathLike[str] | None = None) -> ImageData:
+        """The images that this run was trained and tested on.
+
+        Args:
+            folder: Where the data set is; by default where the run found it.
+        """
+        from wideflat.data import load
+
+        about = self.config["data"]
+        if folder is None:
+            sources = [row.get("data_source") for row in self.metrics("environment")]
+            folder = next((source for source in reversed(sources) if source and Path(source).exists()), None)
+        data = load(about["name"], folder, allow_altered=about["altered"])
+        limit = self.config["options"]["limit_data"]
+        return data.subset(min(limit, len(data.train)), min(limit, len(data.test))) if limit else data
+
+    def augmentation(self) -> Augmentation:
+        """What was done to the training images, for :class:`wideflat.data.Batches`."""
+        from wideflat.presets import Preset
+        from wideflat.training.training import augmentation
+
+        return augmentation(Preset.from_dict(self.config["experiment"]))
+
+    def _model(self, epoch: int | None) -> Path:
+        return self.path / "model" if epoch is None else self.path / "snapshots" / f"epoch-{epoch:04d}"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+
+def _as_read(config: dict[str, Any]) -> Any:
+    """A configuration as it is read back: tuples are lists."""
+    return json.loads(json.dumps(config))
+
+
+def _differences(there: Any, here: Any, name: str = "") -> str:
+    """What differs between two configurations, in words; empty if nothing does."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        paths = {key: f"{name}.{key}" if name else str(key) for key in sorted({*there, *here})}
+        parts = (_differences(there.get(key, ADDED.get(path)), here.get(key), path) for key, path in paths.items())
+        return ", ".join(part for part in parts if part)
+    if there == here or name in WITHOUT_EFFECT:
+        return ""
+    return f"{name.removeprefix('experiment.')} is {there} there and {here} here"
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is more than what a run that was killed at its very start leaves behind."""
+    return path.name != "lock" and not (path.name.startswith(".") and path.name.endswith(".part"))
+
+
+@contextlib.contextmanager
+def _disk(path: Path, consequence: str = "") -> Iterator[None]:
+    """Say plainly when a disk is full or may not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            tail = f"; {consequence}" if consequence else ""
+            raise OSError(
+                error.errno,
+                f"no space left on the disk of {path}{tail}. Free some space and start the same command again: it goes "
+                "on from there",
+            ) from error
+        raise
