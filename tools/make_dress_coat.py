@@ -3,7 +3,7 @@
 Run it with the folder of the idx files (plain or .gz), as Debian's package ``dataset-fashion-mnist`` or the project's
 own page has them::
 
-    python -m wideflat.data.make_dress_coat FOLDER
+    python tools/make_dress_coat.py FOLDER
 
 Rules (Appendix B.1): of the classes Dress (3) and Coat (4), keep the images whose median pixel lies in [0.25, 0.75] of
 the range 0..255, in the order of the original files, and write a bit 1 where a pixel is above the image's median.
@@ -68,7 +68,7 @@ def main(folder: str | os.PathLike[str], target: str | os.PathLike[str] = FILE) 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m wideflat.data.make_dress_coat FOLDER")
+        sys.exit("usage: python tools/make_dress_coat.py FOLDER")
     digest = main(sys.argv[1])
     print(f"{FILE.name}: SHA-256 {digest}{'' if digest == SHA256 else f', but {SHA256} was expected'}")
     sys.exit(digest != SHA256)

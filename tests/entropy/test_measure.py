@@ -220,7 +220,7 @@ def interrupt_after(monkeypatch, points):
                 raise KeyboardInterrupt
             yield point
 
-    monkeypatch.setattr(sys.modules["wideflat.local_entropy"], "sweep", interrupted)
+    monkeypatch.setattr(sys.modules["wideflat.entropy.measure"], "sweep", interrupted)
 
 
 def test_ctrl_c_keeps_the_points_that_are_finished(monkeypatch, tmp_path):

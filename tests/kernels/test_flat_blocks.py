@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from wideflat.kernels import flat_blocks as module
 from wideflat.kernels.flat_blocks import FlatBlocks, cache_blocks
-from wideflat.kernels.library import flat_blocks as module
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import wideflat
+from wideflat.kernels import library as kernels
 from wideflat.kernels.library import KernelError, compile_kernel, kernel_is_there
-from wideflat.kernels.library import library as kernels
 from wideflat.kernels.noise import GaussianNoise
 
 compiled = pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here")

@@ -13,7 +13,7 @@ from wideflat.data.patterns import Patterns
 
 __all__ = ["COUNTS", "load"]
 
-#: The embedded images, 98 bytes each, made by :mod:`wideflat.data.make_dress_coat`.
+#: The embedded images, 98 bytes each, made by ``tools/make_dress_coat.py``.
 FILE = Path(__file__).with_name("dress_coat.npy")
 SHA256 = "104fccf11797367bed98ba4209549e8a7f3b51551e621e30ad3cf5dbef22e664"
 
