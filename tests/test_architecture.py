@@ -1,0 +1,103 @@
+"""The house is as docs/architecture.md says: who imports whom, read from the import statements."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "wideflat"
+DOORS = {"__init__", "__main__"}  # see everything
+
+
+def layers():
+    """The place of each module of the root and of each room, from the table of the document: layer, then order in it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (\d+) [^|]*\| ([^|]*) \|", text, re.MULTILINE)
+    return {name: (int(layer), k) for layer, names in rows for k, name in enumerate(re.findall(r"`(\w+)`", names))}
+
+
+def imports(path):
+    """The modules of the package that a file imports, wherever in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "wideflat" and len(parts) > 1:
+                yield parts[1], name, node.lineno
+
+
+def room(path):
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if room(path) not in DOORS)
+
+
+def test_the_document_names_every_room_and_nothing_else():
+    there = {room(path) for path in FILES}
+    assert set(layers()) == there
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_import_goes_up_or_sideways(path):
+    layer, here = layers(), room(path)
+    public = {p.stem for p in PACKAGE.iterdir()}
+    for there, name, line in imports(path):
+        if there not in public:  # a public name of the package, which sees everything
+            raise AssertionError(f"{path.relative_to(ROOT)}:{line} imports {name} from the front door")
+        if there != here:
+            assert layer[there] < layer[here], (
+                f"{path.relative_to(ROOT)}:{line}: {here} (layer {layer[here]}) imports {name} (layer {layer[there]})"
+            )
+
+
+def test_the_graph_of_modules_has_no_cycle():
+    """Also not one that is hidden in functions."""
+    graph = {}
+    names = {".".join(("wideflat", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    for name, path in names.items():
+        targets = set()
+        for _, target, _ in imports(path):
+            while target and target not in names:
+                target = target.rpartition(".")[0]
+            if target and target != name:
+                targets.add(target)
+        graph[name] = targets
+    done, way = set(), []
+
+    def visit(name):
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name in done:
+            return
+        way.append(name)
+        for target in sorted(graph[name]):
+            visit(target)
+        way.pop()
+        done.add(name)
+
+    for name in sorted(graph):
+        visit(name)
+
+
+def test_no_private_name_goes_through_a_wall():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("wideflat"):
+                private = [a.name for a in node.names if a.name.startswith("_") and not a.name.startswith("__")]
+                assert not private, f"{path.relative_to(ROOT)}:{node.lineno} imports {private}"
+
+
+def test_no_name_is_a_module_and_a_function_of_its_room():
+    for init in [*PACKAGE.glob("*/__init__.py")]:
+        modules = {path.stem for path in init.parent.glob("*.py")}
+        for node in ast.walk(ast.parse(init.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert not modules & {alias.asname or alias.name for alias in node.names}, init
