@@ -47,7 +47,7 @@ OF_THE_MOMENT = {
 
 
 def cases() -> dict[str, list[str]]:
-    """What is typed, by the name of its folder; a number in front: on so many ranks. Later ones use what earlier left."""
+    """What is typed, by the name of its folder; a number in front: on so many ranks."""
     found = {f"train-{name}": [f"train {TRAIN} --algorithm {name} --out OUT/train-{name}"] for name in ALGORITHMS}
     found["train-bf16"] = [f"train {TRAIN} --algorithm esgd --amp bf16 --out OUT/train-bf16"]
     for name in ("rsgd", "parle"):
