@@ -12,7 +12,7 @@ DOORS = {"__init__", "__main__"}  # see everything
 
 
 def layers():
-    """The place of each module of the root and of each room, from the table of the document: layer, then order in it."""
+    """The place of each module of the root and of each room, from the document's table: layer, then order in it."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| (\d+) [^|]*\| ([^|]*) \|", text, re.MULTILINE)
     return {name: (int(layer), k) for layer, names in rows for k, name in enumerate(re.findall(r"`(\w+)`", names))}
