@@ -268,3 +268,15 @@ def test_too_few_images_are_noticed(small: tuple[Cifar, Path]) -> None:
     less = dataclasses.replace(data, train_size=data.train_size - 1)
     with pytest.raises(DataError, match="at most"):
         less.load(root / data.layouts[0].folder)
+
+
+def test_an_archive_that_unfolds_is_refused(small: tuple[Cifar, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    data, root = small
+    monkeypatch.setattr("wideflat.data.cifar._ARCHIVE", 1 << 24)
+    layout = data.layouts[0]
+    (root / layout.folder / "readme.html").write_bytes(bytes(1 << 25))
+    pack(root / layout.folder, root / layout.archive.name)
+    unsized = dataclasses.replace(layout, archive=dataclasses.replace(layout.archive, size=None))
+    data = dataclasses.replace(data, layouts=(unsized, *data.layouts[1:]))
+    with pytest.raises(DataError, match=r"readme.html has 33554432 bytes"):
+        data.load(root / layout.archive.name, allow_altered=True)

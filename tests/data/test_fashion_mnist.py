@@ -113,3 +113,10 @@ def test_find_prefers_what_is_complete(tmp_path: Path) -> None:
 def test_bad_idx(content: bytes) -> None:
     with pytest.raises(ValueError, match="expected"):
         read_idx(content)
+
+
+def test_a_gzip_file_without_end_is_not_unfolded(tmp_path: Path) -> None:
+    paths = write(tmp_path)
+    paths[0].write_bytes(gzip.compress(bytes(1 << 25), 9))  # 32 KB that are 32 MB
+    report = small().check(tmp_path)[0]
+    assert report.status == "unreadable" and "more than" in report.actual

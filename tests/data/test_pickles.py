@@ -121,3 +121,36 @@ def test_tampering_with_a_stand_in_harms_no_other_reading() -> None:
     with pytest.raises(UnsafePickleError):
         read_pickle(content)
     assert (read_pickle(pickle.dumps(BATCH[b"data"], protocol=2)) == BATCH[b"data"]).all()
+
+
+def test_references_that_unfold_are_refused():
+    bomb = [0] * 10
+    for _ in range(12):  # 10^13 numbers in 300 bytes
+        bomb = [bomb] * 10
+    content = pickle.dumps(bomb, protocol=2)
+    assert len(content) < 500
+    with pytest.raises(UnsafePickleError, match="more than"):
+        read_pickle(content)
+
+
+@pytest.mark.parametrize("place", [1 << 20, 1 << 31])
+def test_a_place_far_beyond_the_memo_is_refused(place):
+    content = b"\x80\x02]r" + place.to_bytes(4, "little") + b"."
+    with pytest.raises(UnsafePickleError, match=f"at place {place}"):
+        read_pickle(content)
+
+
+def test_one_string_is_not_encoded_again_and_again():
+    text = "x" * (1 << 20)
+    head = b"\x80\x02(X" + len(text).to_bytes(4, "little") + text.encode() + b"q\x000"
+    again = b"c_codecs\nencode\nh\x00\x85R"
+    with pytest.raises(UnsafePickleError, match="more bytes than it has"):
+        read_pickle(head + again * 100 + b"t.")
+
+
+def test_an_array_is_not_made_of_a_number():
+    kind = b"cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R"
+    number = b"\x8a\x05\x00\x00\x00\x00\x04"  # 2^34, of which bytes() would make 16 GB
+    content = b"\x80\x02cnumpy.core.numeric\n_frombuffer\n(" + number + kind + b")X\x01\x00\x00\x00CtR."
+    with pytest.raises(UnsafePickleError, match="made of a int"):
+        read_pickle(content)

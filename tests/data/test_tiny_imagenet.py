@@ -281,3 +281,38 @@ def test_published_numbers() -> None:
     data = TINY_IMAGENET
     assert (data.num_classes, data.per_class, data.test_size, data.image_size) == (200, 500, 10_000, 64)
     assert data.archive.size == 248_100_043
+
+
+def test_an_enormous_image_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (8000, 8000)).save(out, "PNG")  # 200 KB that are 192 MB
+    files = {**tree(), "val/images/val_1.JPEG": out.getvalue()}
+    with pytest.raises(DataError, match=r"val_1.JPEG is damaged: expected 8x8 pixels, got 8000x8000"):
+        TINY.load(write_folder(tmp_path, files))
+
+
+def test_a_format_that_runs_other_programs_is_refused(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(out, "EPS")
+    files = {**tree(), "val/images/val_1.JPEG": out.getvalue()}
+    with pytest.raises(DataError, match=r"val_1.JPEG is damaged: expected a JPEG file"):
+        TINY.load(write_folder(tmp_path, files))
+
+
+def test_a_member_that_unfolds_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / TINY.archive.name
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {**tree(), "words.txt": bytes(1 << 25)}.items():
+            archive.writestr(f"tiny-imagenet-200/{name}", content)
+    with pytest.raises(DataError, match=r"words.txt in .* is damaged: expected at most"):
+        TINY.load(place)
+
+
+def test_a_cache_whose_header_lies_is_named(tmp_path: Path, cache: Path) -> None:
+    place = write_folder(tmp_path)
+    TINY.load(place)
+    (path,) = cache.glob("*/train.npy")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"(15, 8, 8, 3)", b"(99, 8, 8, 3)"))
+    with pytest.raises(DataError, match=r"train.npy \(decoded images\) is unreadable"):
+        TINY.load(place)

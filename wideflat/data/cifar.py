@@ -21,6 +21,8 @@ from wideflat.data.published import DataError, FileReport, PublishedFile, refuse
 __all__ = ["CIFAR10", "CIFAR100", "Cifar", "Layout"]
 
 _PIXELS = 3 * 32 * 32
+_MEMBER = 1 << 28  # bytes that a member of an archive may have; the largest of the published ones has 154 million
+_ARCHIVE = 1 << 30  # and all of them together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +191,13 @@ def _contents(place: Path, layout: Layout, name: str) -> Iterator[tuple[Publishe
         return
     wanted = {file.name: file for file in layout.files}
     found: dict[str, bytes] = {}
+    size = 0
     try:
         with tarfile.open(place, "r:*") as archive:
             for member in archive:
+                size += member.size
+                if member.size > _MEMBER or size > _ARCHIVE:
+                    raise tarfile.TarError(f"{member.name} has {member.size} bytes, {size} with those before it")
                 base = member.name.rsplit("/", 1)[-1]
                 source = archive.extractfile(member) if base in wanted and member.isfile() else None
                 if source is not None:

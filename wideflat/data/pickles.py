@@ -3,12 +3,16 @@
 A pickle is a program: loading it can call any function. Those of CIFAR need only containers, numbers, strings and
 NumPy arrays of bytes. So the program is run with every outside name replaced by a stand-in made for this one reading,
 which can do nothing but note an array's shape and content; any other name is refused.
+
+What it may use is limited as well: a few hundred bytes can ask for gigabytes, by references that unfold, by places of
+the memo far beyond its end, by encoding one string many times.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ import numpy as np
 __all__ = ["UnsafePickleError", "read_pickle"]
 
 _LIMIT = 1 << 31  # bytes that one array may have
+_ITEMS = 1 << 21  # numbers, strings and containers in all, once references are unfolded; CIFAR-100 has 200,000
 
 
 class UnsafePickleError(ValueError):
@@ -42,16 +47,37 @@ def read_pickle(content: bytes) -> Any:
     """
     array, reader = _reader(content)
     try:
+        _check_memo(content)
         loaded = reader.load()
     except UnsafePickleError:
         raise
     except Exception as error:  # whatever a damaged program runs into
         raise UnsafePickleError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
-    return _convert(loaded, array, 0)
+    return _Conversion(array)(loaded)
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse a program that keeps a value at a place beyond all that it has kept: room is made for all between."""
+    kept = 0
+    for opcode, place, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
+            assert isinstance(place, int)
+            if place > kept + 1:  # Python's own pickles count from 0, or from 1
+                raise UnsafePickleError(f"the pickle keeps its value number {kept} at place {place}")
+            kept = max(kept, place + 1)
+        elif opcode.name == "MEMOIZE":
+            kept += 1
 
 
 def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     """A reader with stand-ins of its own, so that a pickle that tampers with them harms no other reading."""
+    room = 4 * len(content) + (1 << 20)  # bytes that may be made out of strings: each is used once
+
+    def take(size: int) -> None:
+        nonlocal room
+        room -= size
+        if room < 0:
+            raise UnsafePickleError("the pickle makes more bytes than it has")
 
     class Type:
         __slots__ = ("name",)
@@ -87,6 +113,9 @@ def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
         return Array()
 
     def from_buffer(buffer: Any, kind: Any, shape: Any, order: Any = "C") -> Array:
+        if not isinstance(buffer, (bytes, bytearray)):
+            raise UnsafePickleError(f"an array of the pickle is made of a {type(buffer).__name__}")
+        take(len(buffer))
         made = Array()
         made.__setstate__((1, shape, kind, order == "F", bytes(buffer)))
         return made
@@ -94,6 +123,7 @@ def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     def encode(text: Any, encoding: Any = "latin1", *rest: Any) -> bytes:
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
             raise UnsafePickleError(f"the pickle encodes with {encoding!r}")
+        take(len(text))
         return text.encode("latin1")
 
     def empty_bytes(*arguments: Any) -> bytes:
@@ -123,16 +153,25 @@ def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     return Array, Reader(io.BytesIO(content), encoding="bytes")
 
 
-def _convert(value: Any, array: Any, depth: int) -> Any:
-    """Arrays out of their stand-ins; anything but containers, numbers and strings is refused."""
-    if depth > 20:
-        raise UnsafePickleError("the pickle is nested too deeply")
-    if isinstance(value, array):
-        return value.array()
-    if type(value) is dict:
-        return {_convert(k, array, depth + 1): _convert(v, array, depth + 1) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_convert(v, array, depth + 1) for v in value)
-    if value is None or type(value) in (int, float, bool, str, bytes):
-        return value
-    raise UnsafePickleError(f"the pickle holds a {type(value).__name__}")
+class _Conversion:
+    """Arrays out of their stand-ins; anything but containers, numbers and strings is refused, and so is too much."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._left = _ITEMS
+
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise UnsafePickleError(f"the pickle holds more than {_ITEMS} values")
+        if depth > 20:
+            raise UnsafePickleError("the pickle is nested too deeply")
+        if isinstance(value, self._array):
+            return value.array()
+        if type(value) is dict:
+            return {self(k, depth + 1): self(v, depth + 1) for k, v in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self(v, depth + 1) for v in value)
+        if value is None or type(value) in (int, float, bool, str, bytes):
+            return value
+        raise UnsafePickleError(f"the pickle holds a {type(value).__name__}")

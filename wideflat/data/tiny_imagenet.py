@@ -33,6 +33,7 @@ from wideflat.progress import Progress
 __all__ = ["TINY_IMAGENET", "TinyImageNet"]
 
 _FORMAT = 1  # of the cache
+_MEMBER = 1 << 24  # bytes that a file of the data set may have; the largest has three million
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +170,8 @@ class TinyImageNet:
         }
 
         def read(name: str) -> bytes:
+            if members[name].file_size > _MEMBER:
+                raise self._damaged(f"{name} in {place}", f"at most {_MEMBER} bytes", members[name].file_size)
             try:
                 return archive.read(members[name])
             except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
@@ -302,18 +305,15 @@ class TinyImageNet:
         from PIL import Image
 
         try:
-            with Image.open(io.BytesIO(content)) as image:
-                pixels = np.asarray(image.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
+            with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+                if image.size != (self.image_size, self.image_size):  # before it is decoded: it may be enormous
+                    wanted, found = f"{self.image_size}x{self.image_size} pixels", "x".join(map(str, image.size))
+                    raise self._damaged(f"{source.place}/{name}", wanted, found)
+                return np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise self._damaged(
                 f"{source.place}/{name}", f"a JPEG file of {source.sizes(name)} bytes", error
             ) from error
-        if pixels.shape != (self.image_size, self.image_size, 3):
-            side = self.image_size
-            raise self._damaged(
-                f"{source.place}/{name}", f"{side}x{side} pixels", f"{pixels.shape[1]}x{pixels.shape[0]}"
-            )
-        return pixels
 
     def _check_cache(self, cache: Path) -> list[FileReport]:
         """Size and every chunk's checksum of the decoded images."""
@@ -328,7 +328,11 @@ class TinyImageNet:
             if actual != size:
                 reports.append(FileReport(str(path), "truncated", f"{size} bytes", f"{actual} bytes"))
                 continue
-            images = np.load(path, mmap_mode="r", allow_pickle=False)
+            try:
+                images = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (ValueError, OSError, EOFError) as error:
+                reports.append(FileReport(str(path), "unreadable", "an array", str(error)))
+                continue
             report = FileReport(str(path), "ok")
             for k, digest in enumerate(digests):
                 found = _digest(images[k * self.chunk : (k + 1) * self.chunk])
