@@ -1,0 +1,185 @@
+"""What the public doors ask of their arguments, in one voice: what was expected, what came.
+
+Each check returns the value it was given, as the plain type that is meant, so that a door reads
+``self.period = whole("period", period, least=1)``.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["choice", "function", "network", "number", "real_tensor", "shown", "whole"]
+
+T = TypeVar("T")
+
+#: Larger counts are never meant: nothing here has as many epochs, replicas or classes.
+MOST = 10**9
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: short, and with its type where that is the point.
+
+    >>> shown("x"), shown([1, 2]), shown(torch.zeros(2, 3))
+    ("'x'", '[1, 2] (a list)', 'a tensor of shape (2, 3)')
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        kind = "a tensor" if isinstance(value, Tensor) else "an array"
+        return f"{kind} of shape {tuple(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        text = repr(value)
+        return text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(value, (list, tuple, dict, set)):
+        text = repr(value)
+        return f"{text if len(text) <= 60 else text[:57] + '...'} (a {type(value).__name__})"
+    return f"a {type(value).__name__}"
+
+
+def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
+    """A whole number between ``least`` and ``most``.
+
+    >>> whole("period", np.int64(3), least=1)
+    3
+    >>> whole("period", 0, least=1)
+    Traceback (most recent call last):
+    ...
+    ValueError: period must be a whole number >= 1, got 0
+    """
+    wanted = f"{name} must be a whole number >= {least}"
+    if isinstance(value, (bool, np.bool_)) or not hasattr(type(value), "__index__") or _dimensions(value):
+        raise TypeError(f"{wanted}, got {shown(value)}")
+    try:
+        plain = operator.index(value)
+    except (TypeError, RuntimeError):  # a tensor that is no whole number, or has no content
+        raise TypeError(f"{wanted}, got {shown(value)}") from None
+    if plain < least:
+        raise ValueError(f"{wanted}, got {plain}")
+    if plain > most:
+        raise ValueError(f"{name} must be at most {most}, got {plain}")
+    return plain
+
+
+def number(
+    name: str, value: Any, least: float = -math.inf, most: float = math.inf, *, above: float | None = None
+) -> float:
+    """A finite number from ``least`` to ``most``, or above ``above``; a tensor or array of one element is one.
+
+    >>> number("alpha", torch.tensor(0.75), 0, 1)
+    0.75
+    >>> number("lr", float("nan"), least=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: lr must be a finite number >= 0, got nan
+    """
+    limits = [f"> {above:g}"] if above is not None else [f">= {least:g}"] * math.isfinite(least)
+    limits += [f"<= {most:g}"] * math.isfinite(most)
+    wanted = f"{name} must be a finite number {' and '.join(limits)}".rstrip()
+    plain = _plain(value)
+    if plain is None:
+        raise TypeError(f"{wanted}, got {shown(value)}")
+    if not math.isfinite(plain) or not least <= plain <= most or (above is not None and not plain > above):
+        raise ValueError(f"{wanted}, got {plain:g}")
+    return plain
+
+
+def _dimensions(value: Any) -> int:
+    return getattr(value, "ndim", 0) if isinstance(value, (Tensor, np.ndarray)) else 0
+
+
+def _plain(value: Any) -> float | None:
+    """A Python number, None where there is none."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        real = not (value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value))
+        if not real or (value.numel() if isinstance(value, Tensor) else value.size) != 1:
+            return None
+        if isinstance(value, Tensor) and (value.device.type == "meta" or value.dtype == torch.bool):
+            return None
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def choice(name: str, value: Any, options: Iterable[str]) -> str:
+    """One of some words.
+
+    >>> choice("noise", "bach", ["batch", "example"])
+    Traceback (most recent call last):
+    ...
+    ValueError: noise must be "batch" or "example", got 'bach'; did you mean "batch"?
+    """
+    words = list(options)
+    if isinstance(value, str) and value in words:
+        return value
+    *first, last = [f'"{word}"' for word in words]
+    near = get_close_matches(value, words, 1) if isinstance(value, str) else []
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    wanted = f"{', '.join(first)} or {last}" if first else last
+    raise (ValueError if isinstance(value, str) else TypeError)(f"{name} must be {wanted}, got {shown(value)}{hint}")
+
+
+def network(value: Any, name: str = "model") -> nn.Module:
+    """A torch module.
+
+    >>> network(3)
+    Traceback (most recent call last):
+    ...
+    TypeError: model must be a torch.nn.Module, got 3
+    """
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module, got {shown(value)}")
+    return value
+
+
+def function(name: str, value: T, what: str = "a function") -> T:
+    """Something that can be called.
+
+    >>> function("closure", 3)
+    Traceback (most recent call last):
+    ...
+    TypeError: closure must be a function, got 3
+    """
+    if not isinstance(value, Callable):  # type: ignore[arg-type]
+        raise TypeError(f"{name} must be {what}, got {shown(value)}")
+    return value
+
+
+def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None) -> Tensor:
+    """A tensor of real numbers on a device, or an array or sequence that becomes one, of so many dimensions.
+
+    >>> real_tensor("weights", [[1, 2]], (2,)).shape
+    torch.Size([1, 2])
+    >>> real_tensor("weights", [1, 2], (2, 3))
+    Traceback (most recent call last):
+    ...
+    ValueError: weights must have 2 or 3 dimensions, got a tensor of shape (2,)
+    """
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        if isinstance(value, (str, bytes, dict, set, nn.Module)) or value is None or callable(value):
+            raise TypeError(f"{name} must be a tensor, got {shown(value)}")
+        try:
+            tensor = torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name} must be a tensor of numbers, got {shown(value)}") from None
+    if tensor.is_complex() or tensor.device.type == "meta" or tensor.layout is not torch.strided:
+        what = "complex" if tensor.is_complex() else "without content" if tensor.is_meta else "sparse"
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got a {what} one")
+    if dimensions is not None and tensor.dim() not in dimensions:
+        raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions, got {shown(tensor)}")
+    return tensor
