@@ -31,7 +31,8 @@ def rubbish() -> list[Any]:
     ]
     tensors: list[Any] = [
         torch.tensor(math.nan), torch.tensor([]), torch.zeros(2, 3), torch.ones(3, dtype=torch.int64),
-        torch.tensor(True), torch.full((2,), 1j), torch.zeros(24, 4), torch.zeros(2**3, device="meta"), torch.eye(4).to_sparse(),
+        torch.tensor(True), torch.full((2,), 1j), torch.zeros(24, 4), torch.zeros(2**3, device="meta"),
+        torch.eye(4).to_sparse(),
     ]  # fmt: skip
     others: list[Any] = [
         None, True, False, "", "auto", "nonsense", b"", [], {}, (), [[]], [None], {"a": 1}, {1, 2}, object(), int, len,
