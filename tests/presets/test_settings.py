@@ -144,6 +144,7 @@ def test_configurations_of_the_first_version_are_read():
         ("esgd", {"gamma_clock": "pass"}, "gamma_clock must be one of step, cycle, epoch"),
         ("sgd", {"pixel_std": (0.2,)}, r"pixel_std must have a number > 0 for each of the 3 channels of cifar10"),
         ("sgd", {"pixel_std": (0.2, 0.0, 0.2)}, r"pixel_std must have a number > 0"),
+        ("rsgd", {"gamma_in_lr": True}, "gamma_in_lr is for the outer step of esgd and parle, not for rsgd"),
         ("sgd", {"optimizer": "adam"}, "optimizer must be one of sgd, rmsprop-tf, rmsprop"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import wideflat.models
+from wideflat.cli import main
 from wideflat.commands.train import Command
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
@@ -155,7 +156,7 @@ def test_flags_of_wideflat_train():
     cell, changed = experiment_of("cifar10-resnet18", stem="cifar", optimizer="rmsprop")
     assert cell.model_arguments == () and cell.optimizer == "rmsprop" and changed["stem"] == "cifar"
     cell, changed = experiment_of("cifar10-smallconvnet", algorithm="rsgd", as_coded=True, lr=0.02)
-    assert (cell.lr, cell.gamma0, cell.as_coded) == (0.02, 0.002, True) and changed == {"as": "coded", "lr": 0.02}
+    assert (cell.lr, cell.gamma0, cell.as_coded) == (0.02, 0.002, True) and changed == {"lr": 0.02}
     cell, changed = experiment_of("cifar10-smallconvnet", algorithm="rsgd", start="fork", fork_passes=5)
     assert (cell.start, cell.fork_passes) == ("fork", 5)
     cell, _ = experiment_of("cifar10-smallconvnet", pixel_std=(0.2, 0.2, 0.2))
@@ -181,3 +182,23 @@ def test_flags_are_not_for_committees():
     for options in ({"as_coded": True}, {"stem": "cifar"}, {"start": "one"}):
         with pytest.raises(ValueError, match="is not for the committee machine"):
             Command("committee-sgd-fast", **options).run()
+
+
+def test_flags_reach_the_training_from_the_command_line(tmp_path, capsys):
+    words = [
+        "train",
+        "cifar10-smallconvnet",
+        "--pixel-std",
+        "0.2",
+        "0.2",
+        "0.2",
+        "--pixel-mean",
+        "0.5",
+        "0.5",
+        "0.5",
+        "--optimizer",
+        "sgd",
+        "--data",
+    ]
+    assert main([*words, str(tmp_path)]) == 1
+    assert "was not found in" in capsys.readouterr().err  # all flags were understood

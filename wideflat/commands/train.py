@@ -184,7 +184,8 @@ class Command:
                 f"there is no preset {self.preset!r}. {nearest(self.preset, [*PRESETS, *committee_settings()])}"
             )
         experiment, changed = self._experiment()
-        out = self._out(f"{self.preset}-{self.algorithm}", changed)
+        name = f"{self.preset}-{self.algorithm}" + ("-as-coded" if self.as_coded else "")
+        out = self._out(name, changed)
 
         from wideflat import data as data_sets
         from wideflat.training.ranks import on_torchrun, train_on_ranks
@@ -280,8 +281,6 @@ class Command:
         if self.stem is not None:
             experiment = experiment.with_stem(self.stem)
             changed = {"stem": self.stem, **changed}
-        if self.as_coded:
-            changed = {"as": "coded", **changed}
         if self.epochs is not None:
             if self.epochs < 1:
                 raise ValueError(f"--epochs must be >= 1, got {self.epochs}")

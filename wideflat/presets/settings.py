@@ -222,6 +222,8 @@ class Preset:
         for field in ("gamma_factor", "replica_gamma_factor"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be > 0, got {getattr(self, field)!r}")
+        if self.gamma_in_lr and self.algorithm not in ("esgd", "parle"):
+            raise ValueError(f"gamma_in_lr is for the outer step of esgd and parle, not for {self.algorithm}")
         between = "replica_gamma0" if self.algorithm == "parle" else "gamma0"
         if self.start != "independent" and getattr(self, between) is None:
             raise ValueError(
