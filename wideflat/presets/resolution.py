@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from wideflat.presets.program import as_the_program
 from wideflat.presets.settings import ALGORITHMS, Preset, nearest, one_of
@@ -36,63 +37,65 @@ def preset(name: str, algorithm: str = "sgd", as_coded: bool = False) -> Preset:
     if as_coded:
         one_of("the algorithm of a cell as coded", algorithm, row)
         return as_the_program(row[algorithm])
-    return row[algorithm] if algorithm in row else _other(row, algorithm)
+    if algorithm in row:
+        return row[algorithm]
+    ours = (*row["sgd"].notes, ("algorithm", "not in Table 1: its settings are ours, on the baseline's"))
+    cell = OTHERS[algorithm](row)
+    return dataclasses.replace(
+        cell, algorithm=algorithm, paper_error=None, paper_spread=None, paper_gamma1=None, notes=(*ours, *cell.notes)
+    )
 
 
-def _other(row: dict[str, Preset], algorithm: str) -> Preset:
-    """An algorithm that is not in Table 1, on a row of it."""
-    sgd, rsgd, esgd = row["sgd"], row["rsgd"], row["esgd"]
-    ours = (*sgd.notes, ("algorithm", "not in Table 1: its settings are ours, on the baseline's"))
-    if algorithm == "sam":
-        return dataclasses.replace(
-            sgd,
-            algorithm=algorithm,
-            rho=0.05,
-            paper_error=None,
-            paper_spread=None,
-            notes=(*ours, ("epochs", "as many passes as the baseline, but two gradients for each mini-batch")),
-        )
-    if algorithm == "lookahead":
-        cell = dataclasses.replace(
-            sgd,
-            algorithm=algorithm,
-            lr=0.5,
-            inner_lr=sgd.lr,
-            inner_steps=esgd.inner_steps,
-            paper_error=None,
-            paper_spread=None,
-            notes=(*ours, ("schedule", "drives the inner learning rate; the outer one is constant")),
-        )
-        return cell.with_epochs(esgd.epochs)
-    if algorithm == "easgd":
-        return dataclasses.replace(
-            rsgd,
-            algorithm=algorithm,
-            lr=sgd.lr,
-            schedule=sgd.schedule.rescaled(rsgd.epochs),
-            gamma0=0.3 / (10 * sgd.lr),
-            gamma_factor=1.0,
-            focusing="constant",
-            period=10,
-            period_changes=(),
-            paper_error=None,
-            paper_spread=None,
-            notes=(*ours, ("gamma0", "lr K gamma = 0.9 / y at the start, the moving rate of the EASGD paper")),
-        )
-    return dataclasses.replace(  # parle
+# ------------------------------------------------------------------------------ algorithms that are not in Table 1
+
+
+def _sam(row: dict[str, Preset]) -> Preset:
+    note = ("epochs", "as many passes as the baseline, but two gradients for each mini-batch")
+    return dataclasses.replace(row["sgd"], rho=0.05, notes=(note,))
+
+
+def _lookahead(row: dict[str, Preset]) -> Preset:
+    sgd, esgd = row["sgd"], row["esgd"]
+    note = ("schedule", "drives the inner learning rate; the outer one is constant")
+    cell = dataclasses.replace(sgd, lr=0.5, inner_lr=sgd.lr, inner_steps=esgd.inner_steps, notes=(note,))
+    return cell.with_epochs(esgd.epochs)
+
+
+def _easgd(row: dict[str, Preset]) -> Preset:
+    sgd, rsgd = row["sgd"], row["rsgd"]
+    return dataclasses.replace(
+        rsgd,
+        lr=sgd.lr,
+        schedule=sgd.schedule.rescaled(rsgd.epochs),
+        gamma0=0.3 / (10 * sgd.lr),
+        gamma_factor=1.0,
+        focusing="constant",
+        period=10,
+        period_changes=(),
+        notes=(("gamma0", "lr K gamma = 0.9 / y at the start, the moving rate of the EASGD paper"),),
+    )
+
+
+def _parle(row: dict[str, Preset]) -> Preset:
+    rsgd, esgd = row["rsgd"], row["esgd"]
+    return dataclasses.replace(
         esgd.with_epochs(max(1, round(esgd.epochs / rsgd.num_replicas))),
-        algorithm=algorithm,
         num_replicas=rsgd.num_replicas,
         replica_gamma0=rsgd.gamma0,
         replica_gamma_factor=rsgd.gamma_factor,
         replica_focusing=rsgd.focusing,
-        paper_error=None,
-        paper_spread=None,
-        paper_gamma1=None,
         notes=(
-            *ours,
             ("epochs", "Entropy-SGD's divided by the replicas: as many passes in all"),
             ("gamma0", "Entropy-SGD's within each replica"),
             ("replica_gamma0", "Replicated-SGD's between replicas"),
         ),
     )
+
+
+#: How the settings of each are made from a row of Table 1.
+OTHERS: dict[str, Callable[[dict[str, Preset]], Preset]] = {
+    "sam": _sam,
+    "lookahead": _lookahead,
+    "easgd": _easgd,
+    "parle": _parle,
+}

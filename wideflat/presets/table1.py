@@ -37,6 +37,18 @@ _ENTROPY_SCHEDULE = (
     "the outer learning rate follows it; the inner one stays constant, as in the authors' program: not stated",
 )
 
+#: What holds for rSGD and for eSGD "unless otherwise stated".
+_REPLICATED: dict[str, Any] = {"num_replicas": 3, "gamma0": None, "gamma_factor": 1e4, "focusing": "exponential"}
+_ENTROPIC: dict[str, Any] = {
+    "inner_steps": 5,
+    "epsilon": 1e-4,
+    "alpha": 0.75,
+    "momentum": 0.9,
+    "nesterov": True,
+    "gamma_factor": 10.0,
+    "focusing": "exponential",
+}
+
 
 def _row(
     name: str,
@@ -67,30 +79,14 @@ def _row(
         return {"paper_error": value, "paper_spread": spread}
 
     def replicated(column: str, epochs: int, more: tuple[tuple[str, str], ...]) -> Preset:
-        changes: dict[str, Any] = {
-            "num_replicas": 3,
-            "gamma0": None,
-            "gamma_factor": 1e4,
-            "focusing": "exponential",
-            **rsgd,
-        }
-        cell = dataclasses.replace(sgd, **{"algorithm": column, **changes, **error(column)})
+        cell = dataclasses.replace(sgd, **{"algorithm": column, **_REPLICATED, **rsgd, **error(column)})
         notes = (*common, *own.get("rsgd", ()), *more, _START, *centers)
         return dataclasses.replace(cell.with_epochs(epochs), notes=notes)
 
     fewer = round(sgd.epochs / 3)
     rounded = (_ROUNDED,) if sgd.epochs % 3 else ()
     drops = (("schedule", "the baseline's, rescaled with the epochs"),)
-    entropic: dict[str, Any] = {
-        "inner_steps": 5,
-        "epsilon": 1e-4,
-        "alpha": 0.75,
-        "momentum": 0.9,
-        "nesterov": True,
-        "gamma_factor": 10.0,
-        "focusing": "exponential",
-    }
-    changes = {**entropic, **esgd}
+    changes = {**_ENTROPIC, **esgd}
     if "schedule" not in changes:
         changes["schedule"] = sgd.schedule.rescaled(changes["epochs"])
     return {
