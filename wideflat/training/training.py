@@ -214,7 +214,8 @@ class Training:
         self.augmentation = augmentation(experiment, data.image_size)
         self.here = list(range(experiment.num_replicas)) if place is None else [place.index]
         self.streams = [self._stream("data", a) for a in self.here]
-        self._common_stream = self._stream("data", 0)  # of all replicas, until those of a fork part
+        forks = experiment.start == "fork"  # whose replicas have the mini-batches of the first until they part
+        self._common_stream = self._stream("data", 0) if forks else self.streams[0]
         self.batches_per_pass = len(self.streams[0])
         self.steps_per_epoch = self.batches_per_pass * experiment.passes_per_epoch
         self.total_steps = experiment.epochs * self.steps_per_epoch
