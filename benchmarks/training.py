@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-import wideflat.models
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
 from wideflat.training.training import Training
@@ -83,7 +82,7 @@ class PlainDataset(Dataset):
 
 def plain_loop(name: str, data: ImageData, workers: int) -> Callable[[], None]:
     """One iteration of the loop people write."""
-    model = getattr(wideflat.models, name)(num_classes=10)
+    model = preset(f"cifar10-{name}").build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
     loader = DataLoader(
         PlainDataset(data), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0, drop_last=True
@@ -110,7 +109,7 @@ def plain_loop(name: str, data: ImageData, workers: int) -> Callable[[], None]:
 
 def bare_loop(name: str) -> Callable[[], None]:
     """Forward and backward on a fixed batch."""
-    model: nn.Module = getattr(wideflat.models, name)(num_classes=10).to(memory_format=torch.channels_last)
+    model: nn.Module = preset(f"cifar10-{name}").build_model().to(memory_format=torch.channels_last)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     y = torch.randint(10, (BATCH,))
 
@@ -128,7 +127,7 @@ def our_loop(name: str, algorithm: str, data: ImageData) -> Callable[[], object]
 
 def flops_per_image(name: str) -> float:
     """Floating-point operations of forward and backward for one image."""
-    model: nn.Module = getattr(wideflat.models, name)(num_classes=10)
+    model: nn.Module = preset(f"cifar10-{name}").build_model()
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.zeros(8, dtype=torch.int64)).backward()
     return counter.get_total_flops() / 8

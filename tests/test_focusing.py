@@ -130,3 +130,21 @@ def test_automatic_gamma0_needs_movement_and_survives_errors():
     assert wideflat.automatic_gamma0(opt, closure, loss=10.0) == pytest.approx(
         10 * wideflat.automatic_gamma0(opt, closure)
     )
+
+
+def test_gamma_is_held_between_the_ticks_of_a_slower_clock():
+    target = SimpleNamespace(gamma=1.0)
+    focusing = wideflat.Focusing(target, factor=16.0, total=12, every=3)
+    seen = []
+    for _ in range(12):
+        seen.append(target.gamma)
+        focusing.step()
+    assert seen == pytest.approx([1] * 3 + [2] * 3 + [4] * 3 + [8] * 3) and target.gamma == pytest.approx(16)
+    other = wideflat.Focusing(SimpleNamespace(gamma=1.0), factor=16.0, total=12)
+    other.load_state_dict({**focusing.state_dict(), "tau": 5})
+    assert other.gamma == pytest.approx(2)
+    before = {name: value for name, value in other.state_dict().items() if name != "every"}
+    other.load_state_dict(before)  # as earlier versions saved it: a clock in steps
+    assert other.gamma == pytest.approx(16 ** (5 / 12))
+    with pytest.raises(ValueError, match="every must be a whole number >= 1, got 0"):
+        wideflat.Focusing(target, factor=2.0, total=1, every=0)

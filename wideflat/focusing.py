@@ -40,6 +40,8 @@ class Focusing:
         kind: ``"exponential"``, ``"cosine"``, ``"constant"``, or a function of tau that returns gamma.
         gamma0: gamma at the start; None takes what the target has now.
         gamma_max: gamma at the end (cosine); None means ``factor`` times gamma0.
+        every: gamma changes at every so many calls of `step` and is held in between: L for a clock in cycles of
+            Entropy-SGD, the steps of an epoch for one in epochs.
 
     Example:
         >>> from types import SimpleNamespace
@@ -62,6 +64,7 @@ class Focusing:
         kind: str | Callable[[float], float] = "exponential",
         gamma0: float | None = None,
         gamma_max: float | None = None,
+        every: int = 1,
     ) -> None:
         if not callable(kind) and kind not in ("exponential", "cosine", "constant"):
             raise ValueError(f"kind must be 'exponential', 'cosine', 'constant' or a function of tau, got {kind!r}")
@@ -69,7 +72,10 @@ class Focusing:
             raise ValueError(f"total must be > 0: the calls of step() until the end of training; got {total}")
         if not factor > 0:
             raise ValueError(f"factor must be > 0 (gamma at the end over gamma at the start), got {factor}")
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number >= 1, got {every!r}")
         self.target = target
+        self.every = every
         self.factor = float(factor)
         self.total = total
         self.kind = kind
@@ -102,6 +108,7 @@ class Focusing:
             "factor": self.factor,
             "total": self.total,
             "gamma_max": self.gamma_max,
+            "every": self.every,
             "kind": self.kind if isinstance(self.kind, str) else "function",
         }
 
@@ -116,9 +123,11 @@ class Focusing:
             )
         self.tau, self.gamma0 = state_dict["tau"], list(state_dict["gamma0"])
         self.factor, self.total, self.gamma_max = state_dict["factor"], state_dict["total"], state_dict["gamma_max"]
+        self.every = state_dict.get("every", 1)
         self._write()
 
-    def _at(self, tau: float, gamma0: float) -> float:
+    def _at(self, tau: int, gamma0: float) -> float:
+        tau -= tau % self.every
         if not isinstance(self.kind, str):
             return float(self.kind(tau))
         if self.kind == "constant":

@@ -34,7 +34,8 @@ class Replicas(nn.Module):
             provided that it does not seed the generator itself.
         num_replicas: y.
         independent: False starts all replicas from the first one's weights. `ReplicaCoupling.initial_gamma` does not
-            exist then, since the replicas coincide.
+            exist then, since the replicas coincide. (Copies of a network that was trained for a while before they part:
+            ``Replicas(lambda: copy.deepcopy(trained), 3)``.)
         vectorize: Evaluate all replicas at once with `torch.func.vmap` (True), one after the other (False), or decide
             (``"auto"``): at once on an accelerator, if the network allows it; one after the other on the CPU, where
             the convolutions of vmap are slower. The results are the same, except that active dropout draws other

@@ -81,6 +81,7 @@ BATCH_NORM = {
     [
         ("rsgd", 2, {}),
         ("rsgd", 2, {"coupling": "proximal"}),
+        ("rsgd", 2, {"start": "fork", "fork_passes": 1, "gamma0": 0.1, "gamma_clock": "epoch"}),
         ("parle", 2, {}),
         ("rsgd", 4, {}),  # 2 replicas of 2 ranks each
         ("rsgd", 4, BATCH_NORM),

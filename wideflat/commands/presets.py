@@ -19,6 +19,7 @@ class Command:
       wideflat presets                                    the table
       wideflat presets cifar10-resnet18                   all settings of a row, its four columns
       wideflat presets cifar10-resnet18 --algorithm esgd  one cell
+      wideflat presets cifar10-resnet18 --as-coded        the row as the authors' program has it
       wideflat presets committee-sgd-fast                 a setting of the committee machine
       wideflat presets --json                             everything, for scripts
     """
@@ -27,6 +28,8 @@ class Command:
     """A row of Table 1, or a setting of the committee machine; all of them when left out."""
     algorithm: str | None = None
     """Only this algorithm: sgd, rsgd, esgd, rsgdxy, lookahead, easgd, parle or sam."""
+    as_coded: bool = False
+    """As the authors' program has it, where public copies of that differ from the paper's text."""
     json: bool = False
     """As JSON."""
 
@@ -42,7 +45,7 @@ class Command:
             return 0
         rows = list(PRESETS) if self.name is None else [self.name]
         columns = COLUMNS if self.algorithm is None else (self.algorithm,)
-        cells = {row: {column: preset(row, column) for column in columns} for row in rows}
+        cells = {row: {column: preset(row, column, self.as_coded) for column in columns} for row in rows}
         if self.json:
             table = {
                 row: {column: cell.to_dict() for column, cell in cell_row.items()} for row, cell_row in cells.items()
@@ -85,7 +88,8 @@ def _overview(committee: dict[str, dict[str, Any]]) -> str:
             "",
             *(f"  {name}" for name in committee),
             "",
-            "wideflat presets PRESET [--algorithm ...]    every hyper-parameter, and which are not the paper's",
+            "wideflat presets PRESET [--algorithm ...]    every hyper-parameter, which are not the paper's, and",
+            "                                             in what the authors' program differs (--as-coded)",
         ]
     )
 
@@ -97,26 +101,44 @@ def _error(cell: Preset) -> str:
 
 
 def _detail(cell: Preset) -> str:
-    notes = dict(cell.notes)
-    lines = [f"{cell.name} --algorithm {cell.algorithm}", f"  {ALGORITHMS[cell.algorithm]}"]
+    flag = " --as-coded" if cell.as_coded else ""
+    lines = [f"{cell.name} --algorithm {cell.algorithm}{flag}", f"  {ALGORITHMS[cell.algorithm]}"]
     if cell.paper_error is None:
         lines.append("  not in the paper")
     else:
         lines.append(f"  paper: {_error(cell)} % test error")
-    lines.append("")
+    lines += ["", *_fields(cell)]
+    if cell.notes:
+        lines += ["", "  ours, not the paper's:", *(f"    {name}: {reason}" for name, reason in cell.notes)]
+    if cell.coded:
+        lines += ["", "  the authors' program's, not the paper's:"]
+        lines += [f"    {name}: {reason}" for name, reason in cell.coded]
+    elif cell.algorithm in COLUMNS:
+        lines += ["", *_as_coded(preset(cell.name, cell.algorithm, as_coded=True))]
+    return "\n".join(lines)
+
+
+def _fields(cell: Preset) -> list[str]:
+    """Every field that the cell makes use of, with whose value it is where that is not the paper's."""
+    whose = {field: "ours" for field, _ in cell.notes} | {field: "program" for field, _ in cell.coded}
     table = []
     for field in dataclasses.fields(cell):
-        if field.name in ("name", "algorithm", "notes", "paper_error", "paper_spread"):
+        if field.name in ("name", "algorithm", "as_coded", "notes", "coded", "paper_error", "paper_spread"):
             continue
         value = getattr(cell, field.name)
         used = field.default is dataclasses.MISSING or value != field.default or field.name in ("momentum", "nesterov")
-        if used:
-            table.append([f"  {field.name}", _value(value, field.name), "ours" if field.name in notes else ""])
+        if used or field.name in whose:
+            table.append([f"  {field.name}", _value(value, field.name), whose.get(field.name, "")])
     table.append(["  passes over the data", str(cell.passes), ""])
-    lines += [line.rstrip() for line in _aligned(table)]
-    if notes:
-        lines += ["", "  ours, not the paper's:", *(f"    {name}: {reason}" for name, reason in notes.items())]
-    return "\n".join(lines)
+    return [line.rstrip() for line in _aligned(table)]
+
+
+def _as_coded(cell: Preset) -> list[str]:
+    """In what the authors' program differs, field by field."""
+    if not cell.coded:
+        return ["  with --as-coded: the same; nothing of this cell is known to differ in the authors' program"]
+    rows = [[f"    {field}", _value(getattr(cell, field), field), reason] for field, reason in cell.coded]
+    return ["  with --as-coded, as in the authors' program:", *_aligned(rows)]
 
 
 def _value(value: Any, field: str) -> str:
@@ -124,6 +146,10 @@ def _value(value: Any, field: str) -> str:
         return "automatic" if field == "gamma0" else "-"
     if field == "period_changes":
         return ", ".join(f"{period} from epoch {epoch:g} on" for epoch, period in value)
+    if isinstance(value, tuple) and all(isinstance(number, float) for number in value):
+        return " ".join(f"{number:g}" for number in value)
+    if field == "model_arguments":
+        return ", ".join(f"{name}={argument}" for name, argument in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

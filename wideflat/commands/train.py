@@ -23,9 +23,12 @@ Algorithm = Literal["sgd", "rsgd", "esgd", "rsgdxy", "lookahead", "easgd", "parl
 CHANGES = (
     "batch_size",
     "lr",
+    "optimizer",
     "momentum",
     "weight_decay",
     "num_replicas",
+    "start",
+    "fork_passes",
     "period",
     "coupling",
     "inner_lr",
@@ -36,6 +39,8 @@ CHANGES = (
     "gamma_factor",
     "rho",
     "augmentation",
+    "pixel_mean",
+    "pixel_std",
 )
 
 
@@ -50,6 +55,9 @@ class Command:
       wideflat train cifar10-smallconvnet --data DIR
       wideflat train cifar10-smallconvnet --algorithm esgd --epochs 12 --seed 1
       wideflat train cifar10-resnet18 --algorithm rsgd --lr 0.03 --out runs/mine --snapshots 10 40
+      wideflat train cifar10-resnet18 --stem cifar
+      wideflat train cifar10-smallconvnet --algorithm rsgd --as-coded
+      wideflat train cifar10-smallconvnet --algorithm rsgd --start fork
       wideflat train cifar10-resnet110 --limit-data 256 --epochs 2
       wideflat train committee-sgd-fast --restarts 10
       wideflat train committee-rsgd-fast --set align=true polish_epochs=300
@@ -77,16 +85,26 @@ class Command:
     limit_data: int | None = None
     """Train and test on at most so many images each."""
 
+    as_coded: bool = False
+    """As the authors' program has it where that differs from the paper: `wideflat presets PRESET` says in what."""
+    stem: Literal["cifar", "imagenet"] | None = None
+    """How ResNet-18, ResNet-50 and DenseNet-121 begin: one 3x3 convolution, or a 7x7 one of stride 2 and a max pool."""
     batch_size: int | None = None
     """Images in a mini-batch."""
     lr: float | None = None
     """eta, the initial learning rate (for esgd that of the outer loop)."""
+    optimizer: Literal["sgd", "rmsprop-tf", "rmsprop"] | None = None
+    """Of the replicas and of the inner loop; rmsprop-tf is TensorFlow's form, rmsprop torch's."""
     momentum: float | None = None
     """Momentum."""
     weight_decay: float | None = None
     """Weight decay."""
     num_replicas: int | None = None
     """y, the number of replicas."""
+    start: Literal["independent", "one", "fork"] | None = None
+    """Where replicas start: at points of their own, at one, or as copies of one that was trained for some passes."""
+    fork_passes: int | None = None
+    """Of --start fork: passes over the data before the copies part; 3 by default."""
     period: int | None = None
     """K, iterations from one coupling of the replicas to the next."""
     coupling: Literal["gradient", "proximal"] | None = None
@@ -107,6 +125,10 @@ class Command:
     """Radius of the ball of SAM."""
     augmentation: Literal["none", "standard", "autoaugment", "fast-autoaugment"] | None = None
     """What is done to the training images."""
+    pixel_mean: tuple[float, ...] | None = None
+    """What is subtracted from each channel, pixels being 0 to 1; by default the mean over the training set."""
+    pixel_std: tuple[float, ...] | None = None
+    """What each channel is divided by; by default the standard deviation over the training set."""
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
@@ -162,7 +184,8 @@ class Command:
                 f"there is no preset {self.preset!r}. {nearest(self.preset, [*PRESETS, *committee_settings()])}"
             )
         experiment, changed = self._experiment()
-        out = self._out(f"{self.preset}-{self.algorithm}", changed)
+        name = f"{self.preset}-{self.algorithm}" + ("-as-coded" if self.as_coded else "")
+        out = self._out(name, changed)
 
         from wideflat import data as data_sets
         from wideflat.training.ranks import on_torchrun, train_on_ranks
@@ -248,11 +271,16 @@ class Command:
 
     def _experiment(self) -> tuple[Preset, dict[str, Any]]:
         """The preset with the changes asked for, and these changes."""
-        experiment = preset(self.preset, self.algorithm)
+        experiment = preset(self.preset, self.algorithm, self.as_coded)
         changed = {name: getattr(self, name) for name in CHANGES if getattr(self, name) is not None}
         if changed.get("gamma0") == "auto":
             changed["gamma0"] = None
+        if self.fork_passes is not None and self.start != "fork":
+            raise ValueError("--fork-passes is for --start fork")
         experiment = dataclasses.replace(experiment, **changed)
+        if self.stem is not None:
+            experiment = experiment.with_stem(self.stem)
+            changed = {"stem": self.stem, **changed}
         if self.epochs is not None:
             if self.epochs < 1:
                 raise ValueError(f"--epochs must be >= 1, got {self.epochs}")
@@ -305,7 +333,8 @@ class Command:
 
         if self.preset not in committee_settings():
             raise ValueError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
-        unused = [name for name in (*CHANGES, "epochs", "limit_data") if getattr(self, name) is not None]
+        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded")
+        unused = [name for name in options if getattr(self, name) not in (None, False)]
         if unused or self.algorithm != "sgd":
             names = ", ".join(f"--{name.replace('_', '-')}" for name in unused or ["algorithm"])
             raise ValueError(
@@ -380,4 +409,6 @@ def _device(name: str) -> torch.device:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "_".join(map(_short, value))
     return "auto" if value is None else f"{value:g}" if isinstance(value, (int, float)) else str(value)

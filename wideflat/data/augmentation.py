@@ -31,6 +31,8 @@ class Augmentation:
             sub-policy drawn for every image.
         cutout: Side of the square set to the mean colour, at a random place of every image; 0 for none.
         size: Side to which the images are resized first, or None.
+        mean: Of each channel, subtracted in place of the data set's own; None for that.
+        std: Of each channel, divided by in place of the data set's own; None for that.
 
     Example:
         >>> cifar = Augmentation(padding=4, flip=True)
@@ -44,6 +46,14 @@ class Augmentation:
     policy: Literal["autoaugment", "fast-autoaugment"] | None = None
     cutout: int = 0
     size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __repr__(self) -> str:
+        """All that is done; other means and deviations than the data set's only where there are any."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        shown = (f"{name}={value!r}" for name, value in values.items() if name not in ("mean", "std") or value)
+        return f"Augmentation({', '.join(shown)})"
 
     def __post_init__(self) -> None:
         if self.padding < 0 or self.cutout < 0 or (self.size is not None and self.size < 1):
@@ -55,7 +65,7 @@ class Augmentation:
 
     def evaluation(self) -> Augmentation:
         """What is done to test images: resizing and normalisation only."""
-        return Augmentation(size=self.size)
+        return Augmentation(size=self.size, mean=self.mean, std=self.std)
 
     def __call__(
         self, pixels: Tensor, mean: Sequence[float], std: Sequence[float], generator: torch.Generator
@@ -64,14 +74,15 @@ class Augmentation:
 
         Args:
             pixels: uint8, (n, H, W, C), on any device.
-            mean: Of each channel, in units of the full range.
-            std: Of each channel, in units of the full range.
+            mean: Of each channel of the data set, in units of the full range.
+            std: Of each channel of the data set, in units of the full range.
             generator: On the CPU. All random numbers come from it, so they are the same on every device.
 
         Returns:
             float32, (n, C, H, W), channels last in memory.
         """
         n, device = len(pixels), pixels.device
+        mean, std = self.mean or mean, self.std or std
         if self.size is not None and self.size != pixels.shape[1]:
             pixels = resize(pixels, self.size)
         if self.policy is not None:

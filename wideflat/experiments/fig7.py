@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.data import ImageData
+from wideflat.data.catalogue import FACTS
 from wideflat.energy.measure import LocalEnergy, local_energy
 from wideflat.experiments.correlation import Correlation, pearson, spearman
 from wideflat.experiments.experiment import Comparison
@@ -35,7 +36,7 @@ from wideflat.experiments.pgdl import find_models, load_images, of_one_architect
 from wideflat.experiments.profiles import kept, profile_of_run
 from wideflat.experiments.table import Table
 from wideflat.experiments.trainings import Cell, TrainingExperiment, training_cost
-from wideflat.presets import DATASETS, Preset
+from wideflat.presets import Preset
 from wideflat.report.chart import Chart, Series
 from wideflat.schedules import Schedule
 from wideflat.training.runs import Run
@@ -168,7 +169,7 @@ class Fig7(TrainingExperiment):
 
     def experiment(self, dropout: float, batch_size: int, weight_decay: float) -> Preset:
         """One combination. Rates and schedule are those of PGDL's Task 1, by its public description."""
-        num_classes, size = DATASETS[self.dataset]
+        num_classes, size = FACTS[self.dataset].classes, FACTS[self.dataset].size
         own = () if self.dataset not in ("fashion-mnist", "dress-coat") else (("image_size", size), ("in_channels", 1))
         return Preset(
             name=f"vgg-dropout-{dropout:g}-batch-{batch_size}-decay-{weight_decay:g}",

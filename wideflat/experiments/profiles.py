@@ -24,12 +24,13 @@ from torch import Tensor
 
 from wideflat.data import Augmentation, ImageData
 from wideflat.data.augmentation import normalise
+from wideflat.data.catalogue import FACTS
 from wideflat.energy.measure import LocalEnergy, local_energy
 from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table
 from wideflat.experiments.table1 import paper_error, percent
-from wideflat.experiments.trainings import CPU_SPEED, IMAGES, Cell, forward_operations
+from wideflat.experiments.trainings import CPU_SPEED, Cell, forward_operations
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
 from wideflat.training.runs import Run
@@ -113,7 +114,8 @@ def profile_of_run(
         pixels = data.train.images.permute(0, 2, 3, 1).contiguous().to(device)
         augment: Callable[[Tensor], Tensor] | None = augmenting(augmentation, data)
         if augmentation == augmentation.evaluation() and augmentation.size in (None, data.image_size):
-            pixels, augment = normalise(pixels, data.mean, data.std), None  # the same in every pass
+            mean, std = augmentation.mean or data.mean, augmentation.std or data.std
+            pixels, augment = normalise(pixels, mean, std), None  # the same in every pass
         images = pixels, data.train.targets.to(device)
         return local_energy(run.load_model(epoch, device), images, list(sigmas), augment=augment, **settings)
 
@@ -373,7 +375,7 @@ class ProfileExperiment(CellExperiment):
         ]
         operations = 0.0
         for cell, _ in missing:
-            images = min(IMAGES[cell.experiment.dataset], self.limit_data or 10**9)
+            images = min(FACTS[cell.experiment.dataset].train, self.limit_data or 10**9)
             operations += 2 * images * len(self.sigmas) * forward_operations(cell.experiment)
         return (
             f"{super().cost()} Then {len(missing)} local-energy profiles of {len(self.sigmas)} points: about "

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat.data import ImageData
 from wideflat.data import find as find_images
 from wideflat.data import load as load_images
+from wideflat.data.catalogue import FACTS
 from wideflat.experiments.pieces import Answer, PieceExperiment
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
@@ -30,9 +31,6 @@ from wideflat.training.runs import Run, RunInUse
 from wideflat.training.training import Diverged, Options, configuration, train
 
 __all__ = ["Cell", "TrainingExperiment", "forward_operations", "training_cost"]
-
-#: Training images of each data set, for estimates before it is loaded.
-IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "fashion-mnist": 60_000, "dress-coat": 3_927}
 
 #: What estimates assume: floating-point operations a second that a training reaches. SmallConvNet on CIFAR-10 reaches
 #: about the first on two cores of a server; the second is a third of the peak of a GPU of 30 TFLOP/s.
@@ -318,7 +316,7 @@ def training_cost(cells: Sequence[Cell], limit_data: int | None = None) -> str:
     operations = passes = 0.0
     for cell in cells:
         experiment = cell.experiment
-        images = min(IMAGES.get(experiment.dataset, 50_000), limit_data or 10**9)
+        images = min(FACTS[experiment.dataset].train, limit_data or 10**9)
         passes += experiment.passes
         operations += 3 * experiment.passes * images * forward_operations(experiment)
     plural = "s" if len(cells) > 1 else ""

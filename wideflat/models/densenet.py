@@ -97,7 +97,7 @@ def densenet121(num_classes: int = 200, stem: Stem = "cifar", in_channels: int =
 
     Args:
         num_classes: Number of outputs.
-        stem: "cifar" (one 3x3 convolution; taken for the 64x64 images of Tiny ImageNet) or "imagenet" (as published).
+        stem: "cifar" (one 3x3 convolution) or "imagenet" (as published, and in the preset of Table 1).
         in_channels: Channels of the images.
 
     Example:

@@ -153,7 +153,7 @@ def resnet18(num_classes: int = 10, stem: Stem = "cifar", in_channels: int = 3) 
 
     Args:
         num_classes: Number of outputs.
-        stem: "cifar" (3x3 convolution, no pooling: what Table 1 uses) or "imagenet".
+        stem: "cifar" (3x3 convolution, no pooling) or "imagenet" (what the presets of Table 1 have).
         in_channels: Channels of the images.
 
     Example:
@@ -168,7 +168,7 @@ def resnet50(num_classes: int = 10, stem: Stem = "cifar", in_channels: int = 3) 
 
     Args:
         num_classes: Number of outputs (200 for Tiny ImageNet).
-        stem: "cifar" (3x3 convolution, no pooling; taken for the 64x64 images of Tiny ImageNet too) or "imagenet".
+        stem: "cifar" (3x3 convolution, no pooling) or "imagenet" (what the presets of Table 1 have, also at 64x64).
         in_channels: Channels of the images.
 
     Example:

@@ -37,6 +37,7 @@ import wideflat
 from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.presets import Preset
 from wideflat.replicas import ReplicaGroup
+from wideflat.rmsprop import TensorFlowRMSprop
 from wideflat.seeds import derive_seed
 
 __all__ = ["Learner", "Place"]
@@ -121,10 +122,12 @@ class Learner:
         return gamma0
 
     def _focus(self, target: Any, gamma0: float, factor: float, kind: str, total_steps: int) -> None:
+        x = self.experiment
         gamma_max = gamma0 if kind == "cosine" else None
         kind = kind if gamma0 else "constant"
+        every = {"step": 1, "cycle": x.inner_steps, "epoch": total_steps // x.epochs}[x.gamma_clock]
         self.focusing.append(
-            wideflat.Focusing(target, factor, total_steps, kind=kind, gamma0=gamma0, gamma_max=gamma_max)
+            wideflat.Focusing(target, factor, total_steps, kind=kind, gamma0=gamma0, gamma_max=gamma_max, every=every)
         )
 
     # ---- an iteration
@@ -136,9 +139,11 @@ class Learner:
         value = (experiment.inner_lr if inner else experiment.lr) * experiment.schedule(tau)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["inner_lr" if inner else "lr"] = value
+                group["inner_lr" if inner else "lr"] = value * (group["gamma"] if experiment.gamma_in_lr else 1)
         if self.coupling is not None and experiment.algorithm != "parle":  # which couples at its outer steps
             self.coupling.period = experiment.period_at(tau)
+        if self.coupling is not None and not experiment.parted(tau):
+            self.coupling.gamma = 0.0  # the focusing writes the next one after the step
 
     def zero_grad(self) -> None:
         """Forget the gradients of all networks."""
@@ -176,8 +181,8 @@ class Learner:
 
     @property
     def refreshes(self) -> bool:
-        """Whether the center is somewhere the training did not gather batch-norm statistics."""
-        return self.experiment.algorithm not in ("sgd", "sam")
+        """Whether the batch-norm statistics of the center, which training never visited, are gathered anew."""
+        return self.experiment.algorithm not in ("sgd", "sam") and self.experiment.batch_norm == "refresh"
 
     def center(self) -> nn.Module:
         """A copy of the center: see the table above. Its batch norm is not refreshed."""
@@ -236,9 +241,10 @@ class Learner:
 def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Optimizer:
     """The optimizer of replica ``a``."""
     x = experiment
-    if x.optimizer == "rmsprop":
+    if x.optimizer in ("rmsprop", "rmsprop-tf"):
+        rmsprop: Callable[..., Optimizer] = torch.optim.RMSprop if x.optimizer == "rmsprop" else TensorFlowRMSprop
         base: Callable[..., Optimizer] = partial(
-            torch.optim.RMSprop, momentum=x.momentum, alpha=x.smoothing, eps=x.stabiliser, weight_decay=x.weight_decay
+            rmsprop, momentum=x.momentum, alpha=x.smoothing, eps=x.stabiliser, weight_decay=x.weight_decay
         )
     else:
         base = partial(
@@ -259,7 +265,7 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
             momentum=x.momentum,
             nesterov=x.nesterov,
             weight_decay=x.weight_decay,
-            inner=base if x.optimizer == "rmsprop" else None,
+            inner=None if x.optimizer == "sgd" else base,
             seed=derive_seed(seed, "langevin", a),
         )
     if x.algorithm == "lookahead":
@@ -269,7 +275,7 @@ def _optimizer(experiment: Preset, network: nn.Module, seed: int, a: int) -> Opt
             lr=x.lr,
             inner_lr=x.inner_lr,
             inner_steps=x.inner_steps,
-            **({"inner": base} if x.optimizer == "rmsprop" else momenta),
+            **(momenta if x.optimizer == "sgd" else {"inner": base}),
         )
     return SAM(parameters, base, rho=x.rho, lr=x.lr)
 

@@ -136,7 +136,7 @@ class RankTraining(Training):
         """The gradient of the whole mini-batch; the loss and the outputs of this rank's part of it."""
         if self.ranks_per_replica == 1:
             return super()._backward(a, x, y)
-        self._seed_noise(self.here[a])
+        self._seed_noise(self.here[a] if self.experiment.parted(self.tau) else 0)
         with self._autocast():
             logits = self.split(x)
             loss = self.split.loss(logits, y)

@@ -52,11 +52,20 @@ WITHOUT_EFFECT = (
     "experiment.paper_error",
     "experiment.paper_spread",
     "experiment.paper_gamma1",
+    "experiment.as_coded",
+    "experiment.coded",
     "options.evaluate_every",
 )
 
 #: Parts of a configuration that earlier versions did not write, and what they did.
-ADDED = {"experiment.coupling": "gradient"}
+ADDED = {
+    "experiment.coupling": "gradient",
+    "experiment.start": "independent",
+    "experiment.fork_passes": 3,
+    "experiment.batch_norm": "refresh",
+    "experiment.gamma_clock": "step",
+    "experiment.gamma_in_lr": False,
+}
 
 #: Version of the layout above; a run of a later version is refused instead of misread.
 FORMAT = 1

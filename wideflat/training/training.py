@@ -160,10 +160,11 @@ def augmentation(experiment: Preset, image_size: int | None = None) -> Augmentat
         Augmentation(padding=4, flip=True, policy=None, cutout=0, size=None)
     """
     size = None if experiment.image_size == image_size else experiment.image_size
+    mean, std = experiment.pixel_mean, experiment.pixel_std
     if experiment.augmentation == "none":
-        return Augmentation(size=size)
+        return Augmentation(size=size, mean=mean, std=std)
     policy = None if experiment.augmentation == "standard" else experiment.augmentation
-    return Augmentation(experiment.padding, True, policy, experiment.cutout, size)  # type: ignore[arg-type]
+    return Augmentation(experiment.padding, True, policy, experiment.cutout, size, mean, std)  # type: ignore[arg-type]
 
 
 class Training:
@@ -213,6 +214,8 @@ class Training:
         self.augmentation = augmentation(experiment, data.image_size)
         self.here = list(range(experiment.num_replicas)) if place is None else [place.index]
         self.streams = [self._stream("data", a) for a in self.here]
+        forks = experiment.start == "fork"  # whose replicas have the mini-batches of the first until they part
+        self._common_stream = self._stream("data", 0) if forks else self.streams[0]
         self.batches_per_pass = len(self.streams[0])
         self.steps_per_epoch = self.batches_per_pass * experiment.passes_per_epoch
         self.total_steps = experiment.epochs * self.steps_per_epoch
@@ -260,11 +263,13 @@ class Training:
 
     def _batch(self, a: int, step: int) -> tuple[Tensor, Tensor]:
         """The mini-batch of the ``a``-th replica here at iteration ``step``: a function of the two and of the seed."""
-        return self._to_format(*self.streams[a].batch(*divmod(step, self.batches_per_pass)))
+        parted = self.experiment.parted(step / self.steps_per_epoch)
+        stream = self.streams[a] if parted else self._common_stream
+        return self._to_format(*stream.batch(*divmod(step, self.batches_per_pass)))
 
     def _backward(self, a: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of replica ``a`` on a mini-batch to its ``grad``; the loss and the outputs."""
-        self._seed_noise(self.here[a])
+        self._seed_noise(self.here[a] if self.experiment.parted(self.tau) else 0)
         with self._autocast():
             logits = self.learner.networks[a](x)
             loss = F.cross_entropy(logits, y)
@@ -292,9 +297,10 @@ class Training:
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
     def _network(self, a: int) -> nn.Module:
-        """The network of replica ``a``, its weights a function of the seed and of ``a``."""
+        """The network of replica ``a``, its weights a function of the seed and (of independent starts) of ``a``."""
+        start = a if self.experiment.start == "independent" else 0
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(self.options.seed, "weights", a))
+            torch.default_generator.manual_seed(derive_seed(self.options.seed, "weights", start))
             network = self.experiment.build_model()
         network = network.to(self.device)
         return network.to(memory_format=torch.channels_last) if self.options.channels_last else network  # type: ignore[call-overload]

@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from wideflat.cli import main
 from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, preset
-from wideflat.schedules import Schedule
 
 # Table 1 once more, typed from the paper row by row, to catch a slip in either place.
 TABLE1 = """
@@ -99,7 +97,7 @@ def test_the_rest_of_appendix_c():
     assert pyramid["sgd"].lr_at(0) == 0.05 and pyramid["sgd"].lr_at(150) == pytest.approx(0.025)
     assert (pyramid["sgd"].augmentation, pyramid["sgd"].cutout) == ("autoaugment", 16)
     efficient = PRESETS["cifar100-efficientnet"]
-    assert {cell.optimizer for cell in efficient.values()} == {"rmsprop"}
+    assert {cell.optimizer for cell in efficient.values()} == {"rmsprop-tf"}
     assert (efficient["sgd"].image_size, efficient["sgd"].padding, efficient["sgd"].augmentation) == (
         224,
         32,
@@ -137,94 +135,3 @@ def test_every_algorithm_has_settings_for_every_row_and_says_what_is_ours(name, 
     assert Preset.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
     with pytest.raises(dataclasses.FrozenInstanceError):
         cell.lr = 1.0
-
-
-def test_fewer_epochs_rescale_everything():
-    cell = preset("cifar10-pyramidnet", "rsgd").with_epochs(10)
-    assert cell.period_changes == ((pytest.approx(22 / 3), 3),)
-    assert cell.lr_at(5) == pytest.approx(0.025)
-    cell = preset("cifar100-efficientnet").with_epochs(35)
-    assert cell.schedule.decay_every == pytest.approx(0.2)
-    assert preset("cifar10-resnet110").with_epochs(82).lr_at(0.49) == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"epochs": 0}, "epochs must be a whole number >= 1, got 0"),
-        ({"batch_size": 1.5}, "batch_size must be a whole number"),
-        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-        ({"lr": math.nan}, "lr must be >= 0, got nan"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
-        ({"gamma0": -1.0}, "gamma0 must be >= 0, or None"),
-        ({"gamma_factor": 0.0}, "gamma_factor must be > 0"),
-        ({"focusing": "linear"}, "focusing must be one of exponential, cosine, constant, got 'linear'"),
-        ({"dataset": "mnist"}, "dataset must be one of cifar10"),
-        ({"period_changes": ((3, 0),)}, "a period must be >= 1"),
-    ],
-)
-def test_wrong_values_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(preset("cifar10-smallconvnet", "rsgd"), **changes)
-
-
-def test_wrong_names_suggest_the_nearest():
-    with pytest.raises(ValueError, match=r"there is no preset 'cifar10-resnet-18'\. Did you mean 'cifar10-resnet18'"):
-        preset("cifar10-resnet-18")
-    with pytest.raises(ValueError, match="algorithm must be one of sgd, rsgd"):
-        preset("cifar10-resnet18", "adam")
-    with pytest.raises(ValueError, match="a preset has no learning_rate"):
-        Preset.from_dict({"learning_rate": 1})
-    cell = dataclasses.replace(preset("cifar10-resnet18"), model="resnet-18")
-    with pytest.raises(ValueError, match="Did you mean 'resnet18'"):
-        cell.build_model()
-
-
-def test_schedules_refuse_nonsense():
-    with pytest.raises(ValueError, match="epochs must be > 0"):
-        Schedule(0)
-    with pytest.raises(ValueError, match="increasing order"):
-        Schedule(10, drops=(5, 3))
-    with pytest.raises(ValueError, match="decay_every must be > 0"):
-        Schedule(10, decay=0.9, decay_every=0)
-    assert str(Schedule(10, drops=(5,), warmup_epochs=1, warmup_factor=0.1)) == (
-        "x 0.1 for 1 epochs, then x 0.1 at epochs 5"
-    )
-
-
-# ---------------------------------------------------------------------------------------------- the command
-
-
-def test_the_command_prints_the_table(capsys):
-    assert main(["presets"]) == 0
-    text = capsys.readouterr().out
-    for expected in (*PRESETS, *ALGORITHMS, "16.5 ± 0.2", "committee-sgd-fast", "committee-rsgd-slow"):
-        assert expected in text
-
-
-def test_the_command_prints_a_cell_with_what_is_ours(capsys):
-    assert main(["presets", "cifar10-resnet18", "--algorithm", "esgd"]) == 0
-    text = capsys.readouterr().out
-    assert "paper: 12.1 ± 0.3 % test error" in text
-    assert "x 0.1 at epochs 16, 25" in text
-    gamma = next(line for line in text.splitlines() if line.split()[:1] == ["gamma0"])
-    assert gamma.split() == ["gamma0", "0.5", "ours"]
-    assert main(["presets", "cifar10-pyramidnet"]) == 0
-    assert "not in the paper" in capsys.readouterr().out
-
-
-def test_the_command_prints_json(capsys):
-    assert main(["presets", "--json"]) == 0
-    everything = json.loads(capsys.readouterr().out)
-    assert {row: list(cells) for row, cells in everything["table1"].items()} == {row: list(COLUMNS) for row in PRESETS}
-    assert Preset.from_dict(everything["table1"]["cifar10-resnet110"]["esgd"]) == preset("cifar10-resnet110", "esgd")
-    assert len(everything["committee"]) == 5
-    assert main(["presets", "committee-esgd", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["committee-esgd"]["inner_steps"] == 20
-    assert main(["presets", "committee-esgd"]) == 0
-    assert "inner_steps" in capsys.readouterr().out
-
-
-def test_the_command_refuses_unknown_names(capsys):
-    assert main(["presets", "cifar10-resnet"]) == 1
-    assert "Did you mean 'cifar10-resnet18'?" in capsys.readouterr().err

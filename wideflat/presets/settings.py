@@ -1,0 +1,353 @@
+"""What one training is: data set, architecture, algorithm, every hyper-parameter, and which of them are ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from wideflat import models
+from wideflat.data.catalogue import FACTS
+from wideflat.schedules import Schedule
+
+__all__ = ["ALGORITHMS", "COLUMNS", "Preset", "nearest", "one_of"]
+
+#: The columns of Table 1, in the paper's order.
+COLUMNS = ("sgd", "rsgd", "esgd", "rsgdxy")
+
+#: Every algorithm that a row can be trained with, and what it is.
+ALGORITHMS: dict[str, str] = {
+    "sgd": "the baseline: SGD (RMSprop for EfficientNet)",
+    "rsgd": "Replicated-SGD (Algorithm 2), as many passes over the data as the baseline in all",
+    "esgd": "Entropy-SGD (Algorithm 1), as many passes over the data as the baseline in all",
+    "rsgdxy": "Replicated-SGD, every replica sees as much data as the baseline",
+    "lookahead": "Entropy-SGD with epsilon = alpha = gamma = 0",
+    "easgd": "elastic averaging: replicas pulled to a center that follows them, constant strength",
+    "parle": "Entropy-SGD in every replica, coupled at its outer steps",
+    "sam": "sharpness-aware minimisation: the gradient at the worst point of a small ball",
+}
+
+#: Where replicas can start, and which algorithms can start there. A fork is for replicas that do the same as long as
+#: they see the same: those of Parle have noise of their own, and the center of EASGD is no replica.
+STARTS: dict[str, tuple[str, ...]] = {
+    "independent": tuple(ALGORITHMS),
+    "one": ("rsgd", "rsgdxy", "easgd", "parle"),
+    "fork": ("rsgd", "rsgdxy"),
+}
+
+#: Fields that are one of a few words.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "augmentation": ("none", "standard", "autoaugment", "fast-autoaugment"),
+    "optimizer": ("sgd", "rmsprop-tf", "rmsprop"),
+    "start": tuple(STARTS),
+    "coupling": ("gradient", "proximal"),
+    "batch_norm": ("refresh", "gathered"),
+    "gamma_clock": ("step", "cycle", "epoch"),
+    "focusing": ("exponential", "cosine", "constant"),
+    "replica_focusing": ("exponential", "cosine", "constant"),
+}
+
+#: Fields that are whole numbers from 1 on.
+COUNTS = (
+    "epochs",
+    "batch_size",
+    "num_replicas",
+    "fork_passes",
+    "period",
+    "inner_steps",
+    "num_classes",
+    "image_size",
+)
+
+
+def one_of(field: str, value: str, known: Any) -> None:
+    """Refuse a value that is not one of the known ones."""
+    if value not in known:
+        raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
+
+
+def nearest(name: str, known: Any) -> str:
+    """Which of the known names was perhaps meant, and all of them; for the end of an error message."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return (f"Did you mean {near[0]!r}? " if near else "") + f"There are {', '.join(sorted(known))}."
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """One cell of Table 1, or an experiment made from one with ``dataclasses.replace``.
+
+    Args:
+        name: The row: data set and architecture.
+        algorithm: The column, or another of :data:`ALGORITHMS`.
+        dataset: ``cifar10``, ``cifar100``, ``tiny-imagenet``, ``fashion-mnist`` or ``dress-coat``.
+        model: A function of :mod:`wideflat.models`, or ``module:function`` for your own; called with ``num_classes``.
+        model_arguments: More arguments of that function, as (name, value) pairs.
+        num_classes: Number of classes.
+        image_size: Side of the images that the network sees; they are resized where the data set has another.
+        padding: Zero padding of the random crops.
+        augmentation: ``standard`` (crops and flips), ``autoaugment`` (CIFAR-10 policy) or ``fast-autoaugment``
+            (ImageNet policies), each after the standard one.
+        cutout: Side of the square that is cut out, 0 for none.
+        pixel_mean: What is subtracted from each channel (pixels from 0 to 1); None for the training set's mean.
+        pixel_std: What each channel is divided by; None for the training set's deviation.
+        epochs: Length of the training; see :mod:`wideflat.presets`.
+        batch_size: Images in a mini-batch, of one replica.
+        optimizer: ``sgd``, ``rmsprop-tf`` (:class:`wideflat.rmsprop.TensorFlowRMSprop`) or ``rmsprop`` (torch's, which
+            runs of earlier versions have), of every replica and of the inner loop.
+        lr: The initial learning rate eta (of the outer loop for Entropy-SGD).
+        schedule: What ``lr`` is multiplied with over the training.
+        momentum: Momentum, of both loops for Entropy-SGD.
+        nesterov: Nesterov's form of it.
+        weight_decay: L2 penalty, of both loops for Entropy-SGD.
+        smoothing: Of RMSprop: the decay of its mean square.
+        stabiliser: Of RMSprop: what is added to the mean square (``rmsprop-tf``) or to its root (``rmsprop``).
+        num_replicas: y.
+        start: Where the replicas start: ``independent`` initialisations, ``one`` initialisation for all, or a ``fork``:
+            one initialisation and the same mini-batches for all, without attraction, until they part.
+        fork_passes: Of a fork: passes over the data before the replicas part.
+        period: K, the iterations from one coupling to the next.
+        period_changes: (epoch, K) pairs: from that epoch on, K is that.
+        coupling: How the replicas of Replicated-SGD attract each other: ``gradient``, as in Algorithm 2, or
+            ``proximal``, which is stable for any strength; see :class:`wideflat.ReplicaCoupling`.
+        batch_norm: Statistics of a center that training never visited: ``refresh`` gathers them anew on training
+            images; ``gathered`` takes those of the training as they are (of replicas: their mean).
+        inner_lr: eta'.
+        inner_steps: L.
+        epsilon: Amplitude of the Langevin noise.
+        alpha: Weight of the past in the running mean mu.
+        gamma0: The first gamma (the largest one for cosine focusing); None for the automatic one.
+        gamma_factor: What gamma is multiplied with from the first to the last iteration.
+        gamma_clock: When gamma changes: at every ``step``, every ``cycle`` of L steps, or every ``epoch``.
+        gamma_in_lr: Of Entropy-SGD: the outer learning rate is ``lr`` times the present gamma.
+        focusing: ``exponential``, ``cosine`` or ``constant``.
+        replica_gamma0: Of Parle: the first gamma between replicas, as ``gamma0`` is that within each; None for the
+            automatic one.
+        replica_gamma_factor: The same for ``gamma_factor``.
+        replica_focusing: The same for ``focusing``.
+        rho: Of SAM: the radius of the ball.
+        paper_error: Test error in Table 1, in percent; None where the table is blank.
+        paper_spread: Its spread in Table 1; None where none is printed.
+        paper_gamma1: The paper's gamma_1, kept as printed. It has no consistent clock and is not used.
+        as_coded: Whether this is the cell as copies of the authors' program have it, not as the paper prints it.
+        notes: (field, reason) for each value that is ours and not the paper's.
+        coded: (field, reason) for each value that is the program's and not the paper's.
+    """
+
+    name: str
+    algorithm: str
+    dataset: str
+    model: str
+    num_classes: int
+    image_size: int
+    padding: int
+    epochs: int
+    batch_size: int
+    lr: float
+    schedule: Schedule
+    weight_decay: float
+    model_arguments: tuple[tuple[str, Any], ...] = ()
+    augmentation: str = "standard"
+    cutout: int = 0
+    pixel_mean: tuple[float, ...] | None = None
+    pixel_std: tuple[float, ...] | None = None
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    nesterov: bool = True
+    smoothing: float = 0.99
+    stabiliser: float = 1e-8
+    num_replicas: int = 1
+    start: str = "independent"
+    fork_passes: int = 3
+    period: int = 10
+    period_changes: tuple[tuple[float, int], ...] = ()
+    coupling: str = "gradient"
+    batch_norm: str = "refresh"
+    inner_lr: float = 0.0
+    inner_steps: int = 1
+    epsilon: float = 0.0
+    alpha: float = 0.0
+    gamma0: float | None = 0.0
+    gamma_factor: float = 1.0
+    gamma_clock: str = "step"
+    gamma_in_lr: bool = False
+    focusing: str = "constant"
+    replica_gamma0: float | None = 0.0
+    replica_gamma_factor: float = 1.0
+    replica_focusing: str = "constant"
+    rho: float = 0.0
+    paper_error: float | None = None
+    paper_spread: float | None = None
+    paper_gamma1: float | None = None
+    as_coded: bool = False
+    notes: tuple[tuple[str, str], ...] = ()
+    coded: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for field, known in CHOICES.items():
+            one_of(field, getattr(self, field), known)
+        one_of("algorithm", self.algorithm, ALGORITHMS)
+        one_of("dataset", self.dataset, FACTS)
+        if self.algorithm not in STARTS[self.start]:
+            raise ValueError(f"start={self.start!r} is for {', '.join(STARTS[self.start])}, not for {self.algorithm}")
+        for field in COUNTS:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{field} must be a whole number >= 1, got {value!r}")
+        for field in ("lr", "weight_decay", "inner_lr", "epsilon", "rho", "padding", "cutout"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"{field} must be >= 0, got {getattr(self, field)!r}")
+        for field in ("momentum", "alpha"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"{field} must be in [0, 1), got {getattr(self, field)!r}")
+        for change in self.period_changes:
+            if change[1] < 1:
+                raise ValueError(f"a period must be >= 1, got {change[1]} from epoch {change[0]} on")
+        self._check_gamma()
+        self._check_pixels()
+
+    def _check_gamma(self) -> None:
+        for field in ("gamma0", "replica_gamma0"):
+            value = getattr(self, field)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{field} must be >= 0, or None for the automatic one, got {value!r}")
+        for field in ("gamma_factor", "replica_gamma_factor"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} must be > 0, got {getattr(self, field)!r}")
+        if self.gamma_in_lr and self.algorithm not in ("esgd", "parle"):
+            raise ValueError(f"gamma_in_lr is for the outer step of esgd and parle, not for {self.algorithm}")
+        between = "replica_gamma0" if self.algorithm == "parle" else "gamma0"
+        if self.start != "independent" and getattr(self, between) is None:
+            raise ValueError(
+                f"{between} cannot be automatic with start={self.start!r}: it is the loss over the distance of the "
+                f"replicas, and these start at one point; give a number, such as {between}=0.001"
+            )
+
+    def _check_pixels(self) -> None:
+        for field in ("pixel_mean", "pixel_std"):
+            value, channels = getattr(self, field), FACTS[self.dataset].channels
+            if value is not None and (len(value) != channels or not all(number > 0 for number in value)):
+                raise ValueError(
+                    f"{field} must have a number > 0 for each of the {channels} channels of {self.dataset}, got {value}"
+                )
+
+    # ---- what follows from the fields
+
+    @property
+    def passes_per_epoch(self) -> int:
+        """How often a replica goes over the training set in an epoch: L for Entropy-SGD, else 1."""
+        return self.inner_steps
+
+    @property
+    def passes(self) -> int:
+        """Passes over the training set, of all replicas together."""
+        return self.epochs * self.passes_per_epoch * self.num_replicas
+
+    def lr_at(self, tau: float) -> float:
+        """The learning rate at epoch ``tau``."""
+        return self.lr * self.schedule(tau)
+
+    def parted(self, tau: float) -> bool:
+        """Whether the replicas go their own ways at epoch ``tau``: always, but for the first passes of a fork."""
+        return self.start != "fork" or tau * self.passes_per_epoch >= self.fork_passes
+
+    def period_at(self, tau: float) -> int:
+        """K at epoch ``tau``."""
+        period = self.period
+        for epoch, changed in self.period_changes:
+            if tau >= epoch:
+                period = changed
+        return period
+
+    def with_epochs(self, epochs: int) -> Preset:
+        """The same training over another number of epochs: learning rates, gamma and period are rescaled with it.
+
+        Example:
+            >>> from wideflat.presets import preset
+            >>> short = preset("cifar10-smallconvnet").with_epochs(30)
+            >>> short.epochs, short.schedule.drops
+            (30, (15.0, 22.5))
+        """
+        scale = epochs / self.epochs
+        return dataclasses.replace(
+            self,
+            epochs=epochs,
+            schedule=self.schedule.rescaled(epochs),
+            period_changes=tuple((epoch * scale, period) for epoch, period in self.period_changes),
+        )
+
+    def with_stem(self, stem: str) -> Preset:
+        """The same with another beginning of the network: ``cifar``, one 3x3 convolution, or ``imagenet``, a 7x7 one of
+        stride 2 and a max pool.
+
+        ``cifar`` is what the functions of :mod:`wideflat.models` do by themselves, and is written as no argument:
+        as in the runs of earlier versions, which so remain the same experiment.
+
+        Example:
+            >>> from wideflat.presets import preset
+            >>> preset("cifar10-resnet18").model_arguments
+            (('stem', 'imagenet'),)
+            >>> preset("cifar10-resnet18").with_stem("cifar").model_arguments
+            ()
+        """
+        one_of("stem", stem, ("cifar", "imagenet"))
+        if "stem" not in inspect.signature(self._constructor()).parameters:
+            raise ValueError(f"{self.model} has one beginning only: a stem is for resnet18, resnet50 and densenet121")
+        others = tuple(pair for pair in self.model_arguments if pair[0] != "stem")
+        return dataclasses.replace(
+            self,
+            model_arguments=others if stem == "cifar" else (*others, ("stem", stem)),
+            notes=tuple(note for note in self.notes if note[0] != "model_arguments"),
+        )
+
+    def _constructor(self) -> Callable[..., nn.Module]:
+        """The function that ``model`` names."""
+        if ":" in self.model:
+            module, _, function = self.model.partition(":")
+            return getattr(importlib.import_module(module), function)
+        if self.model not in models.__all__:
+            raise ValueError(
+                f"wideflat.models has no {self.model!r}, and it is not of the form module:function. "
+                + nearest(self.model, models.__all__)
+            )
+        return getattr(models, self.model)
+
+    def build_model(self) -> nn.Module:
+        """A new network of this row, with the weights of torch's current random state."""
+        build = self._constructor()
+        arguments = dict(self.model_arguments)
+        if "image_size" in inspect.signature(build).parameters:
+            arguments.setdefault("image_size", self.image_size)
+        return build(num_classes=self.num_classes, **arguments)
+
+    # ---- to and from JSON
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Preset:
+        """The inverse of :meth:`to_dict`, also after a round trip through JSON.
+
+        Example:
+            >>> import json
+            >>> from wideflat.presets import preset
+            >>> cell = preset("cifar10-resnet110", "rsgd")
+            >>> Preset.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
+            True
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
+        values = {name: _tuples(value) for name, value in values.items()}
+        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in dict(values["schedule"]).items()})
+        return cls(**values)
