@@ -26,7 +26,7 @@ def padded(size: int, unit: int = 32) -> int:
     return -(-size // unit) * unit
 
 
-class Epoch(ctypes.Structure):
+class EsgdEpoch(ctypes.Structure):
     """Sizes and constants of an epoch; the fields of the same name in C."""
 
     _fields_ = [
@@ -36,7 +36,7 @@ class Epoch(ctypes.Structure):
     ]
 
 
-class Coupled(ctypes.Structure):
+class RsgdEpoch(ctypes.Structure):
     """The same for replicas."""
 
     _fields_ = [
@@ -154,7 +154,7 @@ class CommitteeKernel:
                 long=[(count, inner_steps, batch), (count,)],
                 int=[(count, batch)],
             )
-            self._esgd_epoch(ctypes.byref(Epoch(*sizes, **constants)), *map(pointer, tensors))
+            self._esgd_epoch(ctypes.byref(EsgdEpoch(*sizes, **constants)), *map(pointer, tensors))
         return distance
 
     def rsgd_epoch(
@@ -196,7 +196,7 @@ class CommitteeKernel:
             tensors += self._memory(
                 v.dtype, (count, hidden, batch), (3, batch), long=[(count, batch), (count,)], int=[(count, batch)]
             )
-            self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(pointer, tensors))
+            self._rsgd_epoch(ctypes.byref(RsgdEpoch(*sizes, **constants)), *map(pointer, tensors))
 
     def _memory(
         self, dtype: torch.dtype, *real: tuple[int, ...], long: list[tuple[int, ...]], int: list[tuple[int, ...]]
