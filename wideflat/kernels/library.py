@@ -33,7 +33,7 @@ from torch import Tensor
 
 from wideflat.files import sha256
 
-__all__ = ["KernelError", "Source", "compile_kernel", "kernel_is_there", "pointer", "threads_for"]
+__all__ = ["KernelError", "Source", "compile_kernel", "is_aligned", "kernel_is_there", "pointer", "threads_for"]
 
 #: How a type of numbers is called in C.
 REAL = {torch.float32: "float", torch.float64: "double"}
@@ -78,6 +78,11 @@ def threads_for(elements: int) -> int:
 def pointer(tensor: Tensor) -> ctypes.c_void_p:
     """Where the numbers of a tensor are, as C takes it."""
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Do its numbers begin at a multiple of their size, as C takes for granted? In a buffer they can begin anywhere."""
+    return tensor.data_ptr() % tensor.element_size() == 0
 
 
 def compile_kernel(dtype: torch.dtype) -> ctypes.CDLL:
@@ -129,7 +134,8 @@ def _load(compiler: list[str], real: str) -> ctypes.CDLL:
 def _library(compiler: list[str], flags: list[str]) -> ctypes.CDLL:
     """The library that was kept, or a new one, which is kept where there is a safe place for it."""
     sources = {name: files("wideflat.kernels").joinpath(name).read_bytes() for name in SOURCES}
-    parts = [*sources.values(), _run([*compiler, "--version"]), shlex.join(flags).encode(), _processor().encode()]
+    command = shlex.join([*compiler, *flags]).encode()
+    parts = [*sources.values(), _run([*compiler, "--version"]), command, _processor().encode()]
     name = f"kernels-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:24]}"
     folder = _cache_folder()
     path = None if folder is None else _find(folder, name)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.kernels.library import Source, compile_kernel, kernel_is_there, pointer, threads_for
+from wideflat.kernels.library import Source, compile_kernel, is_aligned, kernel_is_there, pointer, threads_for
 
 __all__ = ["GaussianNoise"]
 
@@ -87,6 +87,20 @@ def _mix(number: Any) -> Any:
     return number ^ (number >> 31)
 
 
+def _check(out: Tensor, weights: Tensor | None) -> None:
+    """Refuse what a loop over memory would overrun."""
+    if not out.is_contiguous() or out.device.type != "cpu":
+        raise ValueError(f"noise fills contiguous tensors on the CPU; got strides {out.stride()} on {out.device}")
+    if weights is None:
+        return
+    like = weights.numel() == out.numel() and weights.dtype == out.dtype and weights.device == out.device
+    if not (like and weights.is_contiguous()):
+        raise ValueError(
+            f"weights must be contiguous and like out, {tuple(out.shape)} of {out.dtype}; got {tuple(weights.shape)} "
+            f"of {weights.dtype} with strides {weights.stride()} on {weights.device}"
+        )
+
+
 class GaussianNoise:
     """Independent normal numbers at places 0, 1, 2, ... of steps 0, 1, 2, ...
 
@@ -146,14 +160,21 @@ class GaussianNoise:
 
     @torch.no_grad()
     def fill(self, out: Tensor, weights: Tensor | None = None, step: int = 0) -> Tensor:
-        """Set ``out`` to the noise of a step, times ``weights`` if given; both are contiguous and on the CPU.
+        """Set ``out`` to the noise of a step, times ``weights`` if given, which may be ``out`` itself.
 
-        >>> noise = GaussianNoise(seed=1)
-        >>> z = noise.fill(torch.empty(5))
-        >>> torch.equal(noise.fill(torch.empty(5), torch.full((5,), 2.0)), 2 * z)
-        True
+        Args:
+            out: What is written: contiguous, on the CPU.
+            weights: As many numbers of the same type, contiguous too.
+            step: Whose noise.
+
+        Example:
+            >>> noise = GaussianNoise(seed=1)
+            >>> z = noise.fill(torch.empty(5))
+            >>> torch.equal(noise.fill(torch.empty(5), torch.full((5,), 2.0)), 2 * z)
+            True
         """
-        if kernel_is_there(out):
+        _check(out, weights)
+        if kernel_is_there(out) and is_aligned(out) and (weights is None or is_aligned(weights)):
             compile_kernel(out.dtype).multiply(
                 ctypes.c_int64(threads_for(out.numel())),
                 ctypes.c_int64(out.numel()),
@@ -165,9 +186,11 @@ class GaussianNoise:
             return out
         factors = None if weights is None else weights.view(-1).split(CHUNK)
         for at, part in enumerate(out.view(-1).split(CHUNK)):
-            part.copy_(self._draw(step, at * CHUNK, len(part)))
-            if factors is not None:
-                part.mul_(factors[at])
+            numbers = self._draw(step, at * CHUNK, len(part))
+            if factors is None:
+                part.copy_(numbers)
+            else:
+                torch.mul(numbers.to(part.dtype), factors[at], out=part)
         return out
 
     def source(self, step: int) -> Source:
