@@ -20,7 +20,8 @@ import torch
 from machine import describe, peak_flops
 
 from wideflat.committee import SETTINGS, train
-from wideflat.committee.forms import Gram
+from wideflat.committee.gram import Gram
+from wideflat.committee.job import make_form
 from wideflat.committee.randomness import initial_weights, order
 from wideflat.committee.reference import train_one
 from wideflat.data import dress_coat
@@ -37,8 +38,8 @@ def batched(name: str, restarts: int, epochs: int | None, threads: int) -> tuple
     data = dress_coat.load()
     setting = SETTINGS[name]
     if epochs is not None:  # no rule, so that all restarts take as many epochs
-        stop = "loss" if setting.algorithm == "sgd" else "distance"
-        setting = setting.but(max_epochs=epochs, stop=stop, tolerance=0.0)
+        stop = "distance" if setting.replicated or setting.has_inner_loop else "loss"
+        setting = setting.replace(max_epochs=epochs, stop=stop, tolerance=0.0)
     start = time.perf_counter()
     result = train(setting, data.inputs, data.targets, range(restarts), threads=threads, progress=epochs is None)
     return time.perf_counter() - start, result.epochs
@@ -62,16 +63,17 @@ def inner_step(name: str) -> tuple[float, float]:
     """
     data, setting = dress_coat.load(), SETTINGS[name]
     seeds = range(128 // setting.num_replicas)
-    form = Gram(setting, data.inputs, data.targets, torch.float32)
+    form = make_form("gram", setting, data, torch.float32)
+    assert isinstance(form, Gram)
     orders = torch.from_numpy(np.stack([order(setting, seed, 0, 500) for seed in seeds]))
     networks = setting.num_replicas * len(seeds)
-    steps = 5 * (setting.inner_steps if setting.algorithm == "esgd" else 1) * networks
+    steps = 5 * setting.passes * networks
     with torch.inference_mode():
         form.load(torch.stack([initial_weights(setting, seed, 784) for seed in seeds]))
         whole = min(seconds(form.epoch, epoch, orders, None) for epoch in range(4 if name == "esgd" else 15))
         batch = form.present(orders[:, : setting.num_replicas].reshape(networks, -1), None, 0, setting.lr)[0]
         a, c = torch.zeros(networks, setting.hidden, form.P), torch.full((networks, setting.hidden, 112), 1e-3)
-        rows = min(seconds(form._add_rows, a, batch, c) for _ in range(15))
+        rows = min(seconds(form.add_rows, a, batch, c) for _ in range(15))
     return whole / steps, rows / networks
 
 
@@ -109,7 +111,7 @@ def main() -> None:
         seconds, _ = batched(name, arguments.restarts, many, threads)
         epoch = seconds / many / arguments.restarts
         single = one_at_a_time(name, few)
-        steps = 5 * setting.num_replicas * (setting.inner_steps if setting.algorithm == "esgd" else 1)
+        steps = 5 * setting.num_replicas * setting.passes
         flops = 2 * setting.hidden * 100 * 500 / (epoch / steps)
         rate, single_rate = (60 / (t * EPOCHS[name]) for t in (epoch, single))
         minutes = 50 * epoch * EPOCHS[name] / 60

@@ -42,9 +42,10 @@ def test_aligning_undoes_a_permutation_and_changes_no_answer(images):
 
 
 def test_replicas_are_aligned_if_asked_for(images):
-    setting = SETTINGS["rsgd-fast"].but(batch_size=20, max_epochs=1, num_replicas=4)
+    setting = SETTINGS["rsgd-fast"].replace(batch_size=20, max_epochs=1, num_replicas=4)
     plain, aligned = (
-        train(setting.but(align=flag), images.inputs, images.targets, [0, 1], progress=False) for flag in (False, True)
+        train(setting.replace(align=flag), images.inputs, images.targets, [0, 1], progress=False)
+        for flag in (False, True)
     )
     assert not torch.equal(plain.weights, aligned.weights)
     assert aligned.setting.align

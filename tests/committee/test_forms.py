@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from wideflat.committee import SETTINGS
-from wideflat.committee.forms import Direct, Gram
+from wideflat.committee.job import make_form
 from wideflat.committee.randomness import dropout_mask, initial_weights, order
 from wideflat.committee.reference import train_one
 from wideflat.data import dress_coat
@@ -15,7 +15,7 @@ def images():
 
 
 def make(form, setting, patterns, seeds, dtype=torch.float64):
-    made = (Direct if form == "direct" else Gram)(setting, patterns.inputs, patterns.targets, dtype)
+    made = make_form(form.partition(",")[0], setting, patterns, dtype)
     if form == "gram, by torch":
         made.kernel = None
     made.load(torch.stack([initial_weights(setting, seed, patterns.inputs.shape[1]) for seed in seeds]))
@@ -34,13 +34,13 @@ def advance(form, setting, seeds, epoch, count):
 CASES = {
     "sgd-fast": SETTINGS["sgd-fast"],
     "sgd-slow": SETTINGS["sgd-slow"],
-    "dropout": SETTINGS["sgd-fast"].but(dropout=0.3),
-    "rsgd": SETTINGS["rsgd-fast"].but(num_replicas=3, gamma0=2.0),
-    "rsgd, period 3": SETTINGS["rsgd-slow"].but(num_replicas=3, gamma0=2.0, period=3),
-    "rsgd, two replicas, dropout": SETTINGS["rsgd-fast"].but(num_replicas=2, dropout=0.2),
-    "esgd": SETTINGS["esgd"].but(epsilon=0.0, inner_steps=6),
-    "esgd, alpha 0": SETTINGS["esgd"].but(epsilon=0.0, inner_steps=4, alpha=0.0, hidden=5),
-    "esgd, all to mu": SETTINGS["esgd"].but(epsilon=0.0, inner_steps=3, lr=0.9, gamma0=1.0, inner_lr=1e-4),
+    "dropout": SETTINGS["sgd-fast"].replace(dropout=0.3),
+    "rsgd": SETTINGS["rsgd-fast"].replace(num_replicas=3, gamma0=2.0),
+    "rsgd, period 3": SETTINGS["rsgd-slow"].replace(num_replicas=3, gamma0=2.0, period=3),
+    "rsgd, two replicas, dropout": SETTINGS["rsgd-fast"].replace(num_replicas=2, dropout=0.2),
+    "esgd": SETTINGS["esgd"].replace(epsilon=0.0, inner_steps=6),
+    "esgd, alpha 0": SETTINGS["esgd"].replace(epsilon=0.0, inner_steps=4, alpha=0.0, hidden=5),
+    "esgd, all to mu": SETTINGS["esgd"].replace(epsilon=0.0, inner_steps=3, lr=0.9, gamma0=1.0, inner_lr=1e-4),
 }
 
 
@@ -48,7 +48,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_batched_training_is_the_naive_loop(case, form, images):
     """Epoch by epoch in float64, with batches that do not divide the patterns, for weights and stopping rule."""
-    setting = CASES[case].but(batch_size=16, tolerance=1e3)  # so that the distance is exact, not a bound
+    setting = CASES[case].replace(batch_size=16, tolerance=1e3)  # so that the distance is exact, not a bound
     seeds, count = (0, 5), len(images.inputs)
     fast = make(form, setting, images, seeds)
     twins = [train_one(setting, images.inputs, images.targets, seed) for seed in seeds]
@@ -66,8 +66,8 @@ def test_the_batched_training_is_the_naive_loop(case, form, images):
 
 def test_every_step_equals_the_naive_loop_on_one_batch_epochs(images):
     """With one mini-batch an epoch the comparison is step by step."""
-    for setting in (CASES["sgd-fast"], CASES["rsgd"], CASES["esgd"].but(inner_steps=1)):
-        setting = setting.but(batch_size=60)
+    for setting in (CASES["sgd-fast"], CASES["rsgd"], CASES["esgd"].replace(inner_steps=1)):
+        setting = setting.replace(batch_size=60)
         fast, twin = make("gram", setting, images, (1,)), train_one(setting, images.inputs, images.targets, 1)
         for epoch in range(20):
             advance(fast, setting, (1,), epoch, 60)
@@ -76,7 +76,7 @@ def test_every_step_equals_the_naive_loop_on_one_batch_epochs(images):
 
 def test_the_rows_that_are_left_out_do_not_matter(images):
     """Late settings, where most coefficients are tiny: few rows against all rows (bit for bit), and the naive loop."""
-    setting = SETTINGS["sgd-fast"].but(batch_size=20, omega0=200.0, tanh_beta0=4.0, lr=1e-5)
+    setting = SETTINGS["sgd-fast"].replace(batch_size=20, omega0=200.0, tanh_beta0=4.0, lr=1e-5)
     few, every = (make("gram, by torch", setting, images, (0, 1, 2), torch.float32) for _ in range(2))
     twin = train_one(setting, images.inputs, images.targets, 0)
     fractions = []
@@ -85,15 +85,15 @@ def test_the_rows_that_are_left_out_do_not_matter(images):
         advance(few, setting, (0, 1, 2), epoch, 60)
         fractions.append(few.active)
         every.active = 1.0
-        add = every._add_rows
+        add = every.add_rows
 
         def all_rows(a, index, c, add=add):
             every.measure, every.active = False, 1.0
             return add(a, index, c)
 
-        every._add_rows = all_rows
+        every.add_rows = all_rows
         advance(every, setting, (0, 1, 2), epoch, 60)
-        every._add_rows = add
+        every.add_rows = add
         exact, _ = next(twin)
         assert torch.equal(few.state["a"], every.state["a"])
         assert torch.allclose(few.weights()[0].double(), exact, atol=5e-5)  # with omega = 200 roundings grow quickly
@@ -101,7 +101,7 @@ def test_the_rows_that_are_left_out_do_not_matter(images):
 
 
 def test_the_loss_is_a_bound_only_where_it_is_too_large(images):
-    setting = SETTINGS["sgd-slow"].but(batch_size=20, lr=1e-4, omega1=0.05, tanh_beta1=0.05, tolerance=1e-3)
+    setting = SETTINGS["sgd-slow"].replace(batch_size=20, lr=1e-4, omega1=0.05, tanh_beta1=0.05, tolerance=1e-3)
     form = make("gram", setting, images, (0, 1, 2, 3))
     bounds = 0
     for epoch in range(80):
@@ -117,7 +117,7 @@ def test_the_loss_is_a_bound_only_where_it_is_too_large(images):
 
 def test_the_noise_of_entropy_sgd(images):
     """Its variance in the direct form is that of Algorithm 1, and the Gram form gathers the same variance for w."""
-    setting = SETTINGS["esgd"].but(
+    setting = SETTINGS["esgd"].replace(
         batch_size=60, gradient_scale=1e-30, epsilon=0.01, inner_steps=3, lr=0.5, gamma0=20.0
     )
     # no gradient: w moves by eta times the mean of the explorer's noise, N(0, reach) with the weights of the mean

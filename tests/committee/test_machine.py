@@ -1,21 +1,14 @@
-import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import wideflat
-from wideflat.committee import (
-    SETTINGS,
-    CommitteeMachine,
-    Setting,
-    Solutions,
-    balanced_error,
-    committee_loss,
-    errors,
-    train,
-)
+from wideflat.committee import CommitteeMachine, balanced_error, committee_loss, errors, wrong_patterns
+from wideflat.committee.forms import Direct
+from wideflat.committee.machine import says_yes, votes
+from wideflat.committee.settings import Setting
+from wideflat.entropy.measure import training_errors
 
 
 def patterns(count=40, size=30, seed=0):
@@ -143,120 +136,19 @@ def test_errors_and_balanced_error_count_what_the_network_gets_wrong():
     assert balanced_error(weights, x, y)[0, 0].item() == pytest.approx(expected.item())
 
 
-# ------------------------------------------------------------------------------------------------------------ settings
-
-
-def test_the_settings_are_those_of_the_appendix():
-    fast = SETTINGS["rsgd-fast"]
-    assert list(SETTINGS) == ["sgd-fast", "sgd-slow", "rsgd-fast", "rsgd-slow", "esgd"]
-    assert (fast.lr, fast.num_replicas, fast.gamma0, fast.gamma1) == (1e-4, 10, 2e-3, 2e-3)
-    assert all(s.hidden == 9 and s.batch_size == 100 and s.gradient_scale == 100 for s in SETTINGS.values())
-    esgd = SETTINGS["esgd"]
-    assert (esgd.inner_lr, esgd.inner_steps, esgd.epsilon, esgd.alpha) == (5e-3, 20, 1e-6, 0.75)
-
-
-def test_schedules_grow_by_the_epoch_and_stop_at_their_limit():
-    setting = SETTINGS["sgd-slow"].but(tanh_beta_max=3.0)
-    assert setting.tanh_beta(0) == 0.5
-    assert setting.tanh_beta(100) == pytest.approx(0.5 * 1.001**100)
-    assert setting.tanh_beta(10_000) == 3.0
-    assert SETTINGS["rsgd-fast"].gamma(1000) == pytest.approx(2e-3 * 1.002**1000)
-    assert math.isfinite(SETTINGS["rsgd-fast"].gamma(10**7))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden": 8}, "odd"),
-        ({"algorithm": "adam"}, 'algorithm must be "sgd", "rsgd" or "esgd"'),
-        ({"stop": "distance"}, "stop must be one of"),
-        ({"lr": 0.0}, "lr must be > 0, got 0.0"),
-        ({"batch_size": 0}, "batch_size must be >= 1"),
-        ({"num_replicas": 3}, "num_replicas is for rsgd"),
-        ({"dropout": 1.5}, "dropout"),
-        ({"omega1": -1.0}, "omega1 must be >= 0"),
-    ],
-)
-def test_impossible_settings_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        SETTINGS["sgd-fast"].but(**changes)
-    with pytest.raises(ValueError, match="rsgd needs num_replicas"):
-        SETTINGS["rsgd-fast"].but(num_replicas=1)
-    with pytest.raises(ValueError, match="esgd needs inner_lr"):
-        SETTINGS["esgd"].but(inner_lr=0.0)
-
-
-# ----------------------------------------------------------------------------------------------------------- solutions
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    x, y = patterns(count=30)
-    test_x, test_y = patterns(count=20, seed=1)
-    setting = SETTINGS["sgd-fast"].but(hidden=3, batch_size=10, lr=1e-3, max_epochs=300)
-    return train(setting, x, y, range(4), test_inputs=test_x, test_targets=test_y, progress=False)
-
-
-def test_the_record_is_true(solutions):
-    assert solutions.weights.shape == (4, 3, 30)
-    assert torch.allclose(solutions.weights.norm(dim=-1), torch.ones(4, 3), atol=1e-5)
-    for restart in range(4):
-        network = solutions.machine(restart)
-        wrong = int((network.predict(solutions.inputs) != solutions.targets).sum())
-        assert wrong == solutions.train_errors[restart]
-        assert solutions.reached[restart] == (wrong == 0)
-        test = (network.predict(solutions.test_inputs) != solutions.test_targets).double().mean()
-        assert solutions.test_error[restart] == pytest.approx(test.item())
-    summary = solutions.summary()
-    assert summary["restarts"] == 4
-    assert summary["test_error_spread"] == pytest.approx(np.std(solutions.test_error, ddof=1))
-
-
-def test_a_file_gives_back_what_was_saved(solutions, tmp_path):
-    path = tmp_path / "solutions.npz"
-    solutions.save(path)
-    again = Solutions.load(path)
-    for item in dataclasses.fields(Solutions):
-        old, new = getattr(solutions, item.name), getattr(again, item.name)
-        assert torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new, item.name
-    part = again.subset([2, 0])
-    assert part.seeds == [2, 0] and torch.equal(part.weights[1], solutions.weights[0])
-    assert part.summary()["restarts"] == 2
-
-
-def test_wrong_files_are_named(solutions, tmp_path):
-    path = tmp_path / "solutions.npz"
-    solutions.save(path)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"solutions\.npz is not a whole file of committee solutions"):
-        Solutions.load(path)
-    np.savez(path, weights=np.ones(3))
-    with pytest.raises(ValueError, match="not a whole file"):
-        Solutions.load(path)
-    with pytest.raises(FileNotFoundError):
-        Solutions.load(tmp_path / "none.npz")
-
-
-def test_without_a_test_set_the_test_error_is_not_a_number():
-    x, y = patterns(count=10)
-    setting = Setting("sgd", 1e-3, 2.0, 0.0, 5.0, 0.0, "errors", max_epochs=2, hidden=3, batch_size=4)
-    result = train(setting, x, y, [7], progress=False)
-    assert math.isnan(result.test_error[0]) and math.isnan(result.balanced_test_error[0])
-    assert math.isnan(result.summary()["test_error_spread"])
-
-
-def test_unknown_settings_and_wrong_arguments_are_refused():
-    x, y = patterns(count=10)
-    for arguments, message in [
-        ({"setting": "sgd-medium"}, "there is no setting 'sgd-medium'; there are sgd-fast"),
-        ({"seeds": [1, 1]}, "different whole numbers"),
-        ({"seeds": []}, "at least one"),
-        ({"dtype": torch.float16}, "float32 or torch.float64"),
-        ({"form": "sparse"}, 'form must be "auto", "gram" or "direct"'),
-        ({"refresh": 0}, "refresh must be >= 1"),
-        ({"threads": 0}, "threads must be >= 1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            train(**{"setting": "sgd-fast", "inputs": x, "targets": y, "progress": False, **arguments})
-    with pytest.raises(ValueError, match=r"use 2 \* targets - 1"):
-        train("sgd-fast", x, (y > 0).float(), progress=False)
+def test_there_is_one_convention_for_ties():
+    """sign(0) = +1 for a hidden unit, wherever it is asked what a committee answers."""
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])  # on (1, 0): +1, 0, -1
+    x, yes, no = torch.tensor([[1.0, 0.0]]), torch.ones(1), -torch.ones(1)
+    z = x @ weight.T
+    assert votes(z, dim=1).tolist() == [1] and says_yes(z, dim=1).tolist() == [True]
+    network = CommitteeMachine(2, hidden=3)
+    network.weight.data.copy_(weight)
+    assert network.eval()(x).item() > 0 and network.predict(x).tolist() == [1.0]
+    for target, wrong in ((yes, 0), (no, 1)):
+        assert errors(weight, x, target).item() == wrong
+        assert wrong_patterns(weight, x, target).tolist() == [bool(wrong)]
+        assert training_errors(weight, x, target).tolist() == [bool(wrong)]
+        form = Direct(Setting("sgd", 1.0, 1.0, 0.0, 1.0, 0.0, "errors", hidden=3), x, target, torch.float32)
+        form.load(weight.view(1, 1, 3, 2))
+        assert form.errors().tolist() == [wrong]

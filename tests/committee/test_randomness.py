@@ -12,7 +12,7 @@ def test_randomness_is_a_function_of_seed_and_epoch():
     for other in (order(setting, 4, 7, 50), order(setting, 3, 8, 50)):
         assert not np.array_equal(first, other)
     assert order(SETTINGS["esgd"], 0, 0, 50).shape == (20, 50)
-    mask = dropout_mask(setting.but(dropout=0.25), 0, 0, 1000)
+    mask = dropout_mask(setting.replace(dropout=0.25), 0, 0, 1000)
     assert set(np.unique(mask)) == {0.0, 1 / 0.75} and abs((mask == 0).mean() - 0.25) < 0.01
 
 

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from wideflat.committee import SETTINGS, Interrupted, train
-from wideflat.committee import training as committee_training
-from wideflat.committee.forms import Gram
+from wideflat.committee.gram import Gram
+from wideflat.committee.job import Group
 from wideflat.committee.randomness import initial_weights
 from wideflat.committee.reference import train_one
 from wideflat.committee.skipping import largest_coefficient, mixing, movement, spread
 from wideflat.data import dress_coat
 
 #: omega grows so fast that the gradient dies while the replicas are still apart.
-DYING = SETTINGS["rsgd-fast"].but(
+DYING = SETTINGS["rsgd-fast"].replace(
     num_replicas=3,
     batch_size=20,
     lr=3e-4,
@@ -36,21 +36,21 @@ def images():
 def skips(monkeypatch):
     """The epochs at which restarts skipped what is left until the next refresh, by seed."""
     taken: dict[int, list[int]] = {}
-    original = committee_training._Job._skip
+    original = Group._skip
 
-    def skip(self, group, weights, form, epoch):
-        rows = original(self, group, weights, form, epoch)
+    def skip(self, weights):
+        rows = original(self, weights)
         for row in rows:
-            taken.setdefault(group[row].seed, []).append(epoch)
+            taken.setdefault(self.restarts[row].seed, []).append(self.epoch)
         return rows
 
-    monkeypatch.setattr(committee_training._Job, "_skip", skip)
+    monkeypatch.setattr(Group, "_skip", skip)
     return taken
 
 
 @pytest.fixture(scope="module")
 def replicas():
-    return initial_weights(SETTINGS["rsgd-fast"].but(num_replicas=4), 0, 784)  # (y, H, N)
+    return initial_weights(SETTINGS["rsgd-fast"].replace(num_replicas=4), 0, 784)  # (y, H, N)
 
 
 def overlaps_of(weights):
@@ -66,7 +66,7 @@ def attract(weights, strength, steps):
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_the_matrices_are_the_coupling_and_the_normalisation(replicas, period):
-    setting = SETTINGS["rsgd-fast"].but(num_replicas=4, lr=0.1, gamma0=0.2, gamma1=0.1, period=period)
+    setting = SETTINGS["rsgd-fast"].replace(num_replicas=4, lr=0.1, gamma0=0.2, gamma1=0.1, period=period)
     mixtures = mixing(setting, overlaps_of(replicas), 5, 6, 4)
     weights = replicas
     for epoch, mixture in zip(range(5, 11), mixtures, strict=True):
@@ -79,7 +79,7 @@ def test_the_matrices_are_the_coupling_and_the_normalisation(replicas, period):
 
 
 def test_no_preactivation_moves_farther_than_the_bound(replicas, images):
-    setting = SETTINGS["rsgd-fast"].but(num_replicas=4, lr=0.1, gamma0=0.02, gamma1=0.05)
+    setting = SETTINGS["rsgd-fast"].replace(num_replicas=4, lr=0.1, gamma0=0.02, gamma1=0.05)
     inputs = images.inputs.double()
     z = (replicas @ inputs.T).unsqueeze(0)
     mixtures = mixing(setting, overlaps_of(replicas), 0, 20, 3)
@@ -95,7 +95,7 @@ def test_no_preactivation_moves_farther_than_the_bound(replicas, images):
 
 def test_no_coefficient_is_larger_than_the_bound(images):
     """Against the derivative of the loss by autograd, for pre-activations anywhere within their reach."""
-    setting = SETTINGS["rsgd-slow"].but(tanh_beta0=3.0, omega0=2.0, tanh_beta1=0.02, omega1=0.02)
+    setting = SETTINGS["rsgd-slow"].replace(tanh_beta0=3.0, omega0=2.0, tanh_beta1=0.02, omega1=0.02)
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(6, 2, 9, 30, generator=generator, dtype=torch.float64)
     targets = torch.where(torch.arange(30) % 2 == 0, 1.0, -1.0).double()
@@ -145,8 +145,25 @@ def test_skipping_does_not_depend_on_neighbours(images, skips):
         assert alone.epochs[0] == crowd.epochs[k] and alone.value[0] == crowd.value[k]
 
 
+def test_those_who_were_ahead_come_back_to_the_others(images, monkeypatch):
+    """With two replicas the orders of eight epochs are drawn at a time, and the refresh comes in the middle of them."""
+    setting = SETTINGS["rsgd-fast"].replace(num_replicas=2, batch_size=20, max_epochs=30)
+    came = []
+
+    def once(self, weights):
+        came.append((self.epoch, len(weights)))
+        if self.epoch == 10:
+            self.restarts[0].epoch = 20
+            return [0]
+        return []
+
+    monkeypatch.setattr(Group, "_skip", once)
+    result = train(setting, images.inputs, images.targets, range(3), threads=1, progress=False, refresh=10)
+    assert came == [(0, 3), (10, 3), (20, 3)] and result.epochs == [30, 30, 30]
+
+
 def test_skipping_ends_at_the_limit_of_epochs(images, skips):
-    last = DYING.but(max_epochs=97, tolerance=1e-30)
+    last = DYING.replace(max_epochs=97, tolerance=1e-30)
     result = train(last, images.inputs, images.targets, [1, 3], progress=False, refresh=10, dtype=torch.float64)
     assert result.epochs == [97, 97] and result.stop == ["max_epochs"] * 2
     assert all(epochs[-1] == 90 for epochs in skips.values())
@@ -157,9 +174,9 @@ def test_skipping_ends_at_the_limit_of_epochs(images, skips):
 
 def test_nothing_is_skipped_where_there_is_a_gradient(images, skips):
     for setting in (
-        SETTINGS["rsgd-fast"].but(num_replicas=3, batch_size=20, max_epochs=30),
-        DYING.but(max_epochs=60, dropout=0.2),
-        DYING.but(max_epochs=60, stop="errors", tolerance=0.0),
+        SETTINGS["rsgd-fast"].replace(num_replicas=3, batch_size=20, max_epochs=30),
+        DYING.replace(max_epochs=60, dropout=0.2),
+        DYING.replace(max_epochs=60, stop="errors", tolerance=0.0),
     ):
         train(setting, images.inputs, images.targets, [0, 1], progress=False, refresh=10)
         assert not skips

@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 import signal
 import threading
 
@@ -9,10 +10,16 @@ import torch
 
 from wideflat.committee import SETTINGS, Interrupted, Setting, train
 from wideflat.committee import training as committee_training
-from wideflat.committee.forms import Gram
+from wideflat.committee.gram import Gram
 from wideflat.committee.reference import train_one
 from wideflat.data import dress_coat
 from wideflat.kernels.committee import CommitteeKernel
+
+
+def patterns(count=40, size=30, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, size, generator=generator).sign()
+    return x, torch.randn(count, generator=generator).sign()
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +33,7 @@ def test_a_restart_does_not_depend_on_its_neighbours(name, kernel, images, monke
     """Bit for bit in float32: alone, in a crowd, on one thread or two, in either form."""
     if not kernel:
         monkeypatch.setattr(CommitteeKernel, "available", staticmethod(lambda gram: False))
-    setting = SETTINGS[name].but(batch_size=20, max_epochs=12, inner_steps=4, stop="errors", tolerance=0.0)
+    setting = SETTINGS[name].replace(batch_size=20, max_epochs=12, inner_steps=4, stop="errors", tolerance=0.0)
     for form in ("gram", "direct") if kernel else ("gram",):
         run = {"progress": False, "refresh": 5, "form": form}
         crowd = train(setting, images.inputs, images.targets, range(7), threads=1, **run)
@@ -37,8 +44,20 @@ def test_a_restart_does_not_depend_on_its_neighbours(name, kernel, images, monke
         assert crowd.epochs[3] == alone.epochs[0] and crowd.value[3] == alone.value[0]
 
 
+@pytest.mark.parametrize("batch_size", [16, 20, 60])
+@pytest.mark.parametrize("form", ["gram", "direct"])
+def test_the_number_of_neighbours_changes_nothing(form, batch_size, images):
+    """Bit for bit in float32: in an odd group too, whose last numbers do not fill a vector of the processor."""
+    setting = SETTINGS["sgd-fast"].replace(batch_size=batch_size, max_epochs=6, dropout=0.2)
+    run = {"progress": False, "threads": 1, "form": form}
+    whole = train(setting, images.inputs, images.targets, range(5), **run)
+    for count in (1, 2, 3, 4):
+        some = train(setting, images.inputs, images.targets, range(5 - count, 5), **run)
+        assert torch.equal(some.weights, whole.weights[5 - count :]), count
+
+
 def test_restarts_that_stop_leave_the_batch(images):
-    setting = SETTINGS["sgd-fast"].but(batch_size=20, lr=5e-4, max_epochs=400)
+    setting = SETTINGS["sgd-fast"].replace(batch_size=20, lr=5e-4, max_epochs=400)
     together = train(setting, images.inputs, images.targets, range(6), progress=False, threads=1)
     assert len(set(together.epochs)) > 2 and all(together.reached)
     assert together.train_errors == [0] * 6
@@ -50,9 +69,9 @@ def test_restarts_that_stop_leave_the_batch(images):
 def test_each_rule_stops_where_the_naive_loop_would(images):
     small = {"batch_size": 20, "max_epochs": 100}
     quick = {
-        "loss": SETTINGS["sgd-slow"].but(**small, tolerance=0.05, lr=1e-4, omega1=0.01, tanh_beta1=0.01),
-        "replicas": SETTINGS["rsgd-fast"].but(**small, num_replicas=3, gamma0=1000.0, gamma1=0.01, tolerance=1e-6),
-        "mean": SETTINGS["esgd"].but(**small, inner_steps=4, inner_lr=1e-3, lr=0.5, tolerance=1e-3, epsilon=0.0),
+        "loss": SETTINGS["sgd-slow"].replace(**small, tolerance=0.05, lr=1e-4, omega1=0.01, tanh_beta1=0.01),
+        "replicas": SETTINGS["rsgd-fast"].replace(**small, num_replicas=3, gamma0=1000.0, gamma1=0.01, tolerance=1e-6),
+        "mean": SETTINGS["esgd"].replace(**small, inner_steps=4, inner_lr=1e-3, lr=0.5, tolerance=1e-3, epsilon=0.0),
     }
     for setting in quick.values():
         result = train(setting, images.inputs, images.targets, [4], progress=False, dtype=torch.float64)
@@ -67,15 +86,30 @@ def test_a_restart_that_misses_its_rule_says_so(images):
     flipped = images.targets.clone()
     inputs = torch.cat([images.inputs, images.inputs[:1]])  # a pattern with both labels
     targets = torch.cat([flipped, -flipped[:1]])
-    setting = SETTINGS["sgd-fast"].but(batch_size=20, max_epochs=30)
+    setting = SETTINGS["sgd-fast"].replace(batch_size=20, max_epochs=30)
     result = train(setting, inputs, targets, [0, 1], progress=False)
     assert result.stop == ["max_epochs"] * 2 and result.reached == [False] * 2 and result.solved == [False] * 2
     assert result.epochs == [30, 30] and min(result.train_errors) >= 1
     assert result.value == [float(count) for count in result.train_errors]
 
 
+def test_the_value_of_a_restart_that_ends_at_the_limit_is_exact(images):
+    """Not the bound that is enough to see that it has not met its rule: replicas that are far apart."""
+    setting = SETTINGS["rsgd-fast"].replace(batch_size=20, num_replicas=3, max_epochs=7)
+    values = {}
+    for form in ("gram", "direct"):
+        result = train(setting, images.inputs, images.targets, [0, 4], progress=False, form=form, dtype=torch.float64)
+        assert result.stop == ["max_epochs"] * 2
+        values[form] = result.value
+    twin = train_one(setting, images.inputs, images.targets, 4)
+    _, expected = next(itertools.islice(twin, 6, None))
+    assert values["gram"] == pytest.approx(values["direct"], rel=1e-9)
+    assert values["gram"][1] == pytest.approx(expected, rel=1e-9)
+    assert expected > 1
+
+
 def test_float32_is_enough(images):
-    setting = SETTINGS["rsgd-fast"].but(batch_size=20, num_replicas=3, max_epochs=60)
+    setting = SETTINGS["rsgd-fast"].replace(batch_size=20, num_replicas=3, max_epochs=60)
     single = train(setting, images.inputs, images.targets, range(2), progress=False, refresh=30)
     double = train(setting, images.inputs, images.targets, range(2), progress=False, refresh=30, dtype=torch.float64)
     assert (single.weights.double() - double.weights).abs().max() < 1e-5
@@ -84,7 +118,7 @@ def test_float32_is_enough(images):
 def test_the_form_is_chosen_by_size_and_noise(images):
     forms = {}
     for name, changes in [("esgd", {}), ("esgd", {"epsilon": 0.1}), ("sgd-fast", {})]:
-        setting = SETTINGS[name].but(batch_size=20, max_epochs=1, **changes)
+        setting = SETTINGS[name].replace(batch_size=20, max_epochs=1, **changes)
         result = train(setting, images.inputs, images.targets, [0], progress=False)
         forms[name, setting.epsilon] = result.options["form"]
     assert forms == {("esgd", 1e-6): "gram", ("esgd", 0.1): "direct", ("sgd-fast", 0.0): "gram"}
@@ -95,10 +129,10 @@ def test_the_form_is_chosen_by_size_and_noise(images):
 
 def test_polishing_removes_errors_with_little_movement():
     images = dress_coat.load(100)
-    rough = SETTINGS["sgd-slow"].but(max_epochs=250, batch_size=20)
+    rough = SETTINGS["sgd-slow"].replace(max_epochs=250, batch_size=20)
     before = train(rough, images.inputs, images.targets, range(4), progress=False)
     polish = {"polish_epochs": 300, "polish_lr": 2e-5, "polish_beta0": 1.0}
-    after = train(rough.but(**polish), images.inputs, images.targets, range(4), progress=False)
+    after = train(rough.replace(**polish), images.inputs, images.targets, range(4), progress=False)
     assert sum(before.train_errors) > 0 and after.errors_before == before.train_errors
     assert sum(after.train_errors) < sum(before.train_errors)
     for k in range(4):
@@ -131,9 +165,9 @@ def interrupt_after(monkeypatch, calls):
 
 @pytest.mark.parametrize("name", ["sgd-fast", "rsgd-fast", "esgd"])
 def test_an_interrupted_run_goes_on_and_ends_the_same(name, images, tmp_path, monkeypatch):
-    setting = SETTINGS[name].but(batch_size=20, max_epochs=40, inner_steps=3, stop="errors", tolerance=0.0)
+    setting = SETTINGS[name].replace(batch_size=20, max_epochs=40, inner_steps=3, stop="errors", tolerance=0.0)
     if name == "rsgd-fast":
-        setting = setting.but(num_replicas=3, align=True)
+        setting = setting.replace(num_replicas=3, align=True)
     arguments = (setting, images.inputs, images.targets, range(3))
     whole = train(*arguments, progress=False, refresh=7)
     path = tmp_path / "state.npz"
@@ -155,11 +189,11 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(name, images, tmp_path, mo
 
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(images, tmp_path):
-    setting = SETTINGS["sgd-fast"].but(batch_size=20, max_epochs=2)
+    setting = SETTINGS["sgd-fast"].replace(batch_size=20, max_epochs=2)
     path = tmp_path / "state.npz"
     train(setting, images.inputs, images.targets, range(2), progress=False, checkpoint=path)
     with pytest.raises(ValueError, match="another run: it differs in setting"):
-        train(setting.but(lr=1.0), images.inputs, images.targets, range(2), progress=False, checkpoint=path)
+        train(setting.replace(lr=1.0), images.inputs, images.targets, range(2), progress=False, checkpoint=path)
     with pytest.raises(ValueError, match="differs in seeds"):
         train(setting, images.inputs, images.targets, range(3), progress=False, checkpoint=path)
     with pytest.raises(ValueError, match="differs in data"):
@@ -180,7 +214,7 @@ def test_an_error_in_a_worker_is_not_swallowed(images, monkeypatch):
 
 def test_the_number_of_threads_is_left_as_it_was(images):
     before = torch.get_num_threads()
-    setting = SETTINGS["sgd-fast"].but(batch_size=20, max_epochs=2)
+    setting = SETTINGS["sgd-fast"].replace(batch_size=20, max_epochs=2)
     train(setting, images.inputs, images.targets, range(2), progress=False, threads=2)
     assert torch.get_num_threads() == before
 
@@ -197,9 +231,34 @@ def test_own_data_with_real_inputs():
 
 
 def test_the_checkpoint_holds_plain_arrays_and_text(images, tmp_path):
-    setting = SETTINGS["sgd-fast"].but(batch_size=20, max_epochs=2)
+    setting = SETTINGS["sgd-fast"].replace(batch_size=20, max_epochs=2)
     path = tmp_path / "state.npz"
     train(setting, images.inputs, images.targets, range(2), progress=False, checkpoint=path)
     with np.load(path, allow_pickle=False) as content:
         assert json.loads(str(content["metadata"]))["format"] == "wideflat committee checkpoint 1"
     assert committee_training._CHECKPOINT_INTERVAL <= 60
+
+
+def test_without_a_test_set_the_test_error_is_not_a_number():
+    x, y = patterns(count=10)
+    setting = Setting("sgd", 1e-3, 2.0, 0.0, 5.0, 0.0, "errors", max_epochs=2, hidden=3, batch_size=4)
+    result = train(setting, x, y, [7], progress=False)
+    assert math.isnan(result.test_error[0]) and math.isnan(result.balanced_test_error[0])
+    assert math.isnan(result.summary()["test_error_spread"])
+
+
+def test_unknown_settings_and_wrong_arguments_are_refused():
+    x, y = patterns(count=10)
+    for arguments, message in [
+        ({"setting": "sgd-medium"}, "there is no setting 'sgd-medium'; there are sgd-fast"),
+        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"seeds": []}, "at least one"),
+        ({"dtype": torch.float16}, "float32 or torch.float64"),
+        ({"form": "sparse"}, 'form must be "auto", "gram" or "direct"'),
+        ({"refresh": 0}, "refresh must be >= 1"),
+        ({"threads": 0}, "threads must be >= 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train(**{"setting": "sgd-fast", "inputs": x, "targets": y, "progress": False, **arguments})
+    with pytest.raises(ValueError, match=r"use 2 \* targets - 1"):
+        train("sgd-fast", x, (y > 0).float(), progress=False)

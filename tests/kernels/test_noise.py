@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from wideflat.kernels.noise import CHUNK, GaussianNoise, _quantiles
+from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.noise import CHUNK, TAIL_BITS, TAIL_LEVELS, TAIL_PARTS, GaussianNoise, _quantiles, _tails
 
 
 def test_the_distribution_is_normal():
@@ -31,7 +32,110 @@ def test_the_table_has_exact_moments_and_normal_quantiles():
     assert (table - middles)[100:-100].abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("what", ["next step", "next place", "next seed", "far step", "lag 1 within"])
+def tail_moment(power, dtype):
+    """The mean of z^power over both tails, from the tables."""
+    total = 0.0
+    for level, row in enumerate(_tails(dtype).double()):
+        used = row if level == TAIL_LEVELS - 1 else row[TAIL_PARTS:]
+        total += float(used.pow(power).sum()) * 2.0 ** (1 - 16 - TAIL_BITS * (level + 1))
+    return total
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, 1e-12), (torch.float32, 1e-8)])
+def test_body_and_tails_together_have_unit_variance(dtype, precision):
+    body = _quantiles(dtype).double()[TAIL_PARTS:-TAIL_PARTS]
+    moments = {power: float(body.pow(power).sum()) / 65536 + tail_moment(power, dtype) for power in (0, 2, 4, 6)}
+    assert moments[0] == pytest.approx(1, abs=1e-15)
+    assert moments[2] == pytest.approx(1, abs=precision)
+    assert moments[4] == pytest.approx(3, abs=1e-4)
+    assert moments[6] == pytest.approx(15, abs=1e-3)
+
+
+def test_the_tails_are_cut_where_the_normal_distribution_has_them():
+    """The number of each part lies between the part's ends, however far out, but for the 2e-5 of the unit variance."""
+    for level, row in enumerate(_tails(torch.float64).numpy()):
+        beyond = np.arange(TAIL_PARTS * 2**TAIL_BITS + 1) * 2.0 ** -(16 + TAIL_BITS * (level + 1))
+        ends = stats.norm.isf(beyond)
+        numbers = row / (1 - 1.8e-5)
+        assert (numbers > ends[1:]).all() and (numbers[1:] < ends[1:-1]).all()
+    assert _tails(torch.float64)[-1, 0] == pytest.approx(9.19, abs=0.01)
+
+
+def by_hand(seed, step, place):
+    """One number from the definition, with Python's integers."""
+    bits = np.random.PCG64DXSM(seed * 2)
+    origin = bits.state["state"]["state"]
+    bits.advance((step * 210306068529402873165736369884012333109 + place // 4) % 2**128)
+    part = int(bits.random_raw()) >> 16 * (place % 4) & 0xFFFF
+    sign, part = (1, 65535 - part) if part >= 32768 else (-1, part)
+    if part >= TAIL_PARTS:
+        return sign * float(_quantiles(torch.float32)[65535 - part])
+
+    def mix(x):
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    golden = 0x9E3779B97F4A7C15
+    key = mix((mix(origin % 2**64 ^ origin >> 64) + step * golden) % 2**64)
+    more = mix((key + (place + 1) * golden) % 2**64)
+    level = -1
+    while part < TAIL_PARTS and level < TAIL_LEVELS - 1:
+        level += 1
+        part = part * 2**TAIL_BITS + more % 2**TAIL_BITS
+        more >>= TAIL_BITS
+    return sign * float(_tails(torch.float32)[level, part])
+
+
+def test_every_number_is_that_of_the_definition():
+    places = [*range(40), *range(10**6 + 3, 10**6 + 400), 2**40 + 7]
+    for step in (0, 12345):
+        for place in places:
+            assert GaussianNoise(6)(step, place, 1).item() == by_hand(6, step, place)
+    z = GaussianNoise(6)(3, 0, 400_000)
+    far = (z.abs() > 4).nonzero().squeeze(1).tolist()
+    assert len(far) > 10
+    assert [z[place].item() for place in far] == [by_hand(6, 3, place) for place in far]
+
+
+@pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here")
+@pytest.mark.parametrize("count", [1, 5, 1023, 1025, 3_000_001])
+def test_the_kernel_draws_the_same_tails(count):
+    z = GaussianNoise(4)(9, 0, count)
+    assert torch.equal(GaussianNoise(4).fill(torch.empty(count), step=9), z)
+    assert count < 10**6 or z.abs().max() > 4.39  # the largest there was when 16 bits were all
+
+
+def check_the_distribution(draws):
+    """Kolmogorov and Smirnov at 20,001 points, and the numbers beyond many points, against the binomial."""
+    edges = np.concatenate([[-np.inf], stats.norm.ppf(np.linspace(0, 1, 20_001)[1:-1]), [np.inf]])
+    beyond = np.arange(2.4, 5.6, 0.05)
+    counts, tails, done = np.zeros(len(edges) - 1), np.zeros((2, len(beyond))), 0
+    noise, part = GaussianNoise(23), 5_000_000
+    while done < draws:
+        z = noise.fill(torch.empty(part), step=done // part).numpy()
+        counts += np.histogram(z, edges)[0]
+        tails += [[(z > t).sum() for t in beyond], [(z < -t).sum() for t in beyond]]
+        done += part
+    distance = np.abs(counts.cumsum() / draws - stats.norm.cdf(edges[1:])).max()
+    assert stats.kstwobign.sf(distance * math.sqrt(draws)) > 1e-3
+    for side in tails:
+        low, high = stats.binom.ppf([1e-5, 1 - 1e-5], draws, stats.norm.sf(beyond)[:, None]).T
+        assert ((low <= side) & (side <= high)).all(), list(zip(beyond, low, side, high, strict=True))
+
+
+def test_ten_million_draws():
+    check_the_distribution(10**7)
+
+
+@pytest.mark.slow
+def test_a_hundred_million_draws():
+    check_the_distribution(10**8)
+
+
+@pytest.mark.parametrize(
+    "what", ["next step", "next place", "next seed", "negative seed", "far seed", "far step", "lag 1 within"]
+)
 def test_no_correlation(what):
     n = 400_000
     z = GaussianNoise(0)(step=100, start=0, count=n)
@@ -39,6 +143,8 @@ def test_no_correlation(what):
         "next step": lambda: GaussianNoise(0)(step=101, start=0, count=n),
         "next place": lambda: GaussianNoise(0)(step=100, start=n, count=n),
         "next seed": lambda: GaussianNoise(1)(step=100, start=0, count=n),
+        "negative seed": lambda: GaussianNoise(-1)(step=100, start=0, count=n),
+        "far seed": lambda: GaussianNoise(2**64)(step=100, start=0, count=n),
         "far step": lambda: GaussianNoise(0)(step=100 + 2**16, start=0, count=n),
         "lag 1 within": lambda: z.roll(1),
     }[what]()
@@ -56,8 +162,29 @@ def test_any_part_in_any_order(requests):
         assert torch.equal(used(step, start, count), whole[start:])
 
 
-def test_negative_seeds_are_other_seeds():
-    assert not torch.equal(GaussianNoise(-3)(0, 0, 8), GaussianNoise(3)(0, 0, 8))
+@pytest.mark.parametrize("seeds", [(3, -3), (3, 4), (0, 2**63)], ids=str)
+def test_two_seeds_are_independent(seeds):
+    """No correlation of the numbers, their squares or their signs, at equal places and at neighbouring ones; and the
+    tails, whose further bits come from elsewhere, are not at the same places, nor of the same sizes.
+    """
+    n = 400_000
+    one, other = (GaussianNoise(seed)(0, 0, n) for seed in seeds)
+    for shift in (0, 1, 4, 1024):
+        for f in (lambda x: x, torch.square, torch.sign):
+            correlation = torch.corrcoef(torch.stack([f(one), f(other.roll(shift))]))[0, 1].item()
+            assert abs(correlation) < 4.5 / math.sqrt(n)
+    both = (one.abs() > 2.9) & (other.abs() > 2.9)
+    assert stats.binom.cdf(int(both.sum()), n, (2 * stats.norm.sf(2.9)) ** 2) < 1 - 1e-4
+
+
+def test_the_further_bits_do_not_depend_on_the_first():
+    """Where in its part a number of the tail lies is uniform, and says nothing of the number beside it."""
+    z = GaussianNoise(8)(1, 0, 4_000_000).double()
+    places = (z[:-1].abs() > 2.9).nonzero().squeeze(1)
+    within = torch.special.ndtr(-z[places].abs() / (1 - 1.8e-5)) * 65536 % 1
+    assert stats.chisquare(np.histogram(within, bins=16, range=(0, 1))[0]).pvalue > 1e-3
+    for beside in (z[places + 1], z[places + 1].abs(), z[places].sign()):
+        assert abs(torch.corrcoef(torch.stack([within, beside]))[0, 1].item()) < 4.5 / math.sqrt(len(places))
 
 
 def test_added_to_pieces_of_every_kind():
@@ -76,10 +203,11 @@ def test_added_to_pieces_of_every_kind():
 
 
 def test_every_place_takes_a_number_of_its_own():
-    """Of the 65536 values, as many are met as independent draws would meet, also far beyond a chunk."""
+    """Of the values of the body, as many are met as independent draws would meet, also far beyond a chunk."""
     z = GaussianNoise(2)(4, 0, 10 * CHUNK)
-    expected = 65536 * (1 - math.exp(-len(z) / 65536))
-    assert abs(len(z.unique()) - expected) < 300
+    expected = (65536 - 2 * TAIL_PARTS) * (1 - math.exp(-len(z) / 65536))
+    body = z[z.abs() <= _quantiles(torch.float32)[-TAIL_PARTS - 1]]
+    assert abs(len(body.unique()) - expected) < 300
     chunks = z.view(10, CHUNK).double()
     overlaps = torch.corrcoef(chunks) - torch.eye(10, dtype=torch.float64)
     assert overlaps.abs().max() < 5 / math.sqrt(CHUNK)

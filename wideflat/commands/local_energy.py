@@ -17,6 +17,7 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+from wideflat.committee import wrong_patterns
 from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
 
@@ -219,8 +220,7 @@ def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     weights = weights.reshape(-1, *weights.shape[-2:])
     values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
     count = len(values)
-    votes = torch.where(torch.einsum("rhn,pn->rhp", weights.double(), inputs.double()) >= 0, 1, -1).sum(1)
-    baseline = float(((votes > 0) != (targets > 0)).double().mean())
+    baseline = float(wrong_patterns(weights.double(), inputs, targets).double().mean())
     return LocalEnergy(
         sigmas=np.array(sigmas),
         mean=values.mean(0),

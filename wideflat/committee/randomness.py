@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.committee.machine import Setting
+from wideflat.committee.settings import Setting
 
 __all__ = ["NOISE", "ORDER", "POLISH", "dropout_mask", "generator", "initial_weights", "order"]
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from wideflat.committee.machine import CommitteeMachine, Setting, committee_loss
+from wideflat.committee.machine import CommitteeMachine, committee_loss
 from wideflat.committee.randomness import dropout_mask, initial_weights, order
+from wideflat.committee.settings import Setting
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.replicas import ReplicaCoupling, Replicas
 
@@ -42,7 +43,7 @@ def train_one(
         machine.weight.data.copy_(weight)
     coupling = ReplicaCoupling(replicas, period=setting.period)
     optimizer: torch.optim.Optimizer
-    if setting.algorithm == "esgd":
+    if setting.has_inner_loop:
         optimizer = EntropySGD(
             replicas.parameters(),
             lr=setting.lr,
@@ -65,7 +66,7 @@ def train_one(
         for machine in machines:
             machine.tanh_beta = setting.tanh_beta(epoch)
         distance = math.nan
-        for passes in range(setting.inner_steps if setting.algorithm == "esgd" else 1):
+        for passes in range(setting.passes):
             for start in range(0, len(x), setting.batch_size):
                 batch = slice(start, start + setting.batch_size)
                 optimizer.zero_grad()
@@ -75,7 +76,7 @@ def train_one(
                     output = machine.surrogate(x[chosen], mask)
                     loss = scale * committee_loss(output, target[chosen], setting.omega(epoch), reduction="sum")
                     loss.backward()
-                if setting.algorithm == "rsgd":
+                if setting.replicated:
                     coupling.couple()
                 optimizer.step()
                 if isinstance(optimizer, EntropySGD) and optimizer.at_center:
@@ -90,7 +91,7 @@ def train_one(
                 value = float((first.predict(x) != target).sum())
             elif setting.stop == "loss":
                 value = float(committee_loss(first.surrogate(x, x.new_ones(hidden)), target, setting.omega(epoch)))
-            elif setting.algorithm == "rsgd":
+            elif setting.replicated:
                 value = float(replicas.distances().mean())
             else:
                 value = distance

@@ -18,13 +18,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from wideflat.committee.machine import Setting
+from wideflat.committee.settings import Setting
 
-__all__ = ["largest_coefficient", "mixing", "movement", "spread"]
+__all__ = ["Ahead", "largest_coefficient", "mixing", "movement", "skip", "spread"]
+
+
+class Ahead(NamedTuple):
+    """A restart that has gone through epochs at once."""
+
+    row: int  # which of the restarts
+    weights: Tensor  # (y, H, N)
+    epoch: int  # where it is now
+    distance: float  # of its replicas from their barycenter, there
+
+
+def skip(
+    setting: Setting, weights: Tensor, inputs: Tensor, targets: Tensor, *, epoch: int, epochs: int, threshold: float
+) -> list[Ahead]:
+    """Take restarts through the coming epochs that have no gradient in any of them, or to the epoch that ends them.
+
+    Decided for each restart from its own weights, so that it does not depend on its neighbours.
+
+    Args:
+        setting: Of rSGD that ends by its distance, without dropout.
+        weights: Of all restarts, (r, y, H, N).
+        inputs: All patterns, in the type of the weights.
+        targets: (P,).
+        epoch: The first of the epochs.
+        epochs: How many.
+        threshold: Coefficients below it are taken for zero.
+
+    Returns:
+        The restarts that could be taken.
+    """
+    targets, ends = targets.double(), (epoch, epoch + epochs - 1)
+
+    def has_gradient(z: Tensor, reach: Tensor | float = 0.0) -> bool:
+        return largest_coefficient(setting, z, reach, targets, ends).item() > threshold / 2
+
+    silent = {}  # row -> pre-activations of restarts that have no gradient where they are
+    for row, w in enumerate(weights):
+        first = (w[0] @ inputs.T).double().view(1, 1, *w.shape[1:2], -1)
+        if not has_gradient(first):  # most are known by the first replica
+            z = (w.flatten(0, 1) @ inputs.T).double().view(1, *w.shape[:2], -1)
+            if not has_gradient(z):
+                silent[row] = z
+    if not silent:
+        return []
+    starts = {row: weights[row].double() for row in silent}
+    overlaps = torch.stack([torch.einsum("ahi,bhi->hab", w, w) for w in starts.values()])
+    mixtures = mixing(setting, overlaps, epoch, epochs, -(-len(inputs) // setting.batch_size))
+    distances = torch.stack([spread(mixture, overlaps) for mixture in mixtures])
+    taken = []
+    for k, (row, z) in enumerate(silent.items()):
+        if has_gradient(z, movement(mixtures[:, k : k + 1], z)):
+            continue
+        met = (distances[:, k] < setting.tolerance).nonzero()
+        last = int(met[0]) if len(met) else epochs - 1
+        mixed = torch.einsum("hab,bhi->ahi", mixtures[last, k], starts[row])
+        mixed /= mixed.norm(dim=-1, keepdim=True)
+        taken.append(Ahead(row, mixed.to(weights.dtype), epoch + last + 1, distances[last, k].item()))
+    return taken
 
 
 def mixing(setting: Setting, overlaps: Tensor, epoch: int, epochs: int, num_batches: int) -> Tensor:
@@ -40,8 +99,8 @@ def mixing(setting: Setting, overlaps: Tensor, epoch: int, epochs: int, num_batc
     Example:
         Two orthogonal replicas approach each other, and each stays at norm one:
 
-        >>> from wideflat.committee.machine import SETTINGS
-        >>> setting = SETTINGS["rsgd-fast"].but(num_replicas=2, lr=1.0, gamma0=0.5, gamma1=0.0)
+        >>> from wideflat.committee import SETTINGS
+        >>> setting = SETTINGS["rsgd-fast"].replace(num_replicas=2, lr=1.0, gamma0=0.5, gamma1=0.0)
         >>> mixing(setting, torch.eye(2, dtype=torch.float64).view(1, 1, 2, 2), 0, 1, 1)[0, 0, 0]
         tensor([[0.9487, 0.3162],
                 [0.3162, 0.9487]], dtype=torch.float64)
@@ -96,8 +155,8 @@ def largest_coefficient(
     Example:
         With beta = 1000 and a margin of 0.1, no coefficient is left; where a pattern is wrong by less, there is one:
 
-        >>> from wideflat.committee.machine import SETTINGS
-        >>> setting = SETTINGS["rsgd-slow"].but(hidden=1, tanh_beta0=1000.0, omega0=1000.0)
+        >>> from wideflat.committee import SETTINGS
+        >>> setting = SETTINGS["rsgd-slow"].replace(hidden=1, tanh_beta0=1000.0, omega0=1000.0)
         >>> z = torch.tensor([0.1, -0.01], dtype=torch.float64).view(2, 1, 1, 1)
         >>> largest_coefficient(setting, z, 0.0, torch.ones(1, dtype=torch.float64), (0, 0)) > 1e-11
         tensor([False,  True])

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat.committee.machine import wrong_patterns
 from wideflat.entropy.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP, sweep
 from wideflat.entropy.expectation_propagation import FullCovariance, vector_sites
 from wideflat.entropy.sampling import sample_log_z
@@ -255,8 +256,8 @@ def legendre(log_z: Tensor, distance: Tensor, delta: float | Tensor, num_weights
 
 
 def training_errors(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Which patterns a committee gets wrong: booleans of shape (..., P) for weights (..., H, N). A tie is an error."""
-    return targets * (weights @ inputs.T).sign().sum(-2) <= 0
+    """Which patterns a committee gets wrong: booleans of shape (..., P) for weights (..., H, N)."""
+    return wrong_patterns(weights, inputs, targets)
 
 
 def local_entropy(

@@ -26,7 +26,7 @@ def padded(size: int, unit: int = 32) -> int:
     return -(-size // unit) * unit
 
 
-class Epoch(ctypes.Structure):
+class EsgdEpoch(ctypes.Structure):
     """Sizes and constants of an epoch; the fields of the same name in C."""
 
     _fields_ = [
@@ -36,7 +36,7 @@ class Epoch(ctypes.Structure):
     ]
 
 
-class Coupled(ctypes.Structure):
+class RsgdEpoch(ctypes.Structure):
     """The same for replicas."""
 
     _fields_ = [
@@ -90,7 +90,8 @@ class CommitteeKernel:
             How many rows of all networks had a coefficient; the others are left out.
         """
         n, hidden, batch = c.shape
-        if patterns.shape != (n, batch) or a.shape != (n, hidden, self.columns) or a.stride(2) != 1 or c.stride(2) != 1:
+        fitting = patterns.shape == (n, batch) and a.shape == (n, hidden, self.columns)
+        if not (fitting and a.stride(2) == c.stride(2) == 1 and self._has_type(a, c) and self._are_rows(patterns)):
             raise ValueError(
                 f"a {tuple(a.shape)}, patterns {tuple(patterns.shape)} and c {tuple(c.shape)} do not fit together"
             )
@@ -131,12 +132,9 @@ class CommitteeKernel:
         """
         n, hidden, width = a.shape
         inner_steps, batch = orders.shape[1], padded(size, 16)
-        contiguous = (a, c, m, orders, target)
-        if (
-            width != self.columns
-            or orders.shape != (n, inner_steps, self.used)
-            or not all(tensor.is_contiguous() for tensor in contiguous)
-        ):
+        fitting = width == self.columns and c.shape == a.shape and m.shape == (n, hidden, 1)
+        fitting = fitting and orders.shape == (n, inner_steps, self.used)
+        if not (fitting and self._is_ready(orders, target, size, a, c, m)):
             raise ValueError(f"a {tuple(a.shape)} and orders {tuple(orders.shape)} do not fit the Gram matrix")
         distance = a.new_empty(n, 1)
         for part in range(0, n, TOGETHER):
@@ -154,7 +152,7 @@ class CommitteeKernel:
                 long=[(count, inner_steps, batch), (count,)],
                 int=[(count, batch)],
             )
-            self._esgd_epoch(ctypes.byref(Epoch(*sizes, **constants)), *map(pointer, tensors))
+            self._esgd_epoch(ctypes.byref(EsgdEpoch(*sizes, **constants)), *map(pointer, tensors))
         return distance
 
     def rsgd_epoch(
@@ -185,7 +183,7 @@ class CommitteeKernel:
         batch = padded(size, 16)
         fitting = orders.shape == (n, self.used) and n % replicas == 0 and stride % 32 == 0
         fitting = fitting and stride >= 3 * self.columns + 2 * replicas
-        if not (fitting and all(tensor.is_contiguous() for tensor in (v, orders, target))):
+        if not (fitting and period >= 1 and self._is_ready(orders, target, size, v)):
             raise ValueError(f"v {tuple(v.shape)} and orders {tuple(orders.shape)} do not fit the Gram matrix")
         together = max(1, TOGETHER // replicas) * replicas
         for part in range(0, n, together):
@@ -196,7 +194,25 @@ class CommitteeKernel:
             tensors += self._memory(
                 v.dtype, (count, hidden, batch), (3, batch), long=[(count, batch), (count,)], int=[(count, batch)]
             )
-            self._rsgd_epoch(ctypes.byref(Coupled(*sizes, **constants)), *map(pointer, tensors))
+            self._rsgd_epoch(ctypes.byref(RsgdEpoch(*sizes, **constants)), *map(pointer, tensors))
+
+    def _has_type(self, *tensors: Tensor) -> bool:
+        return all(tensor.dtype == self._tiles.dtype and tensor.device.type == "cpu" for tensor in tensors)
+
+    def _are_rows(self, numbers: Tensor) -> bool:
+        """Are these numbers of rows? C reads where they point."""
+        if numbers.dtype != torch.int64 or numbers.device.type != "cpu":
+            return False
+        if not numbers.numel():
+            return True
+        least, most = numbers.aminmax()
+        return int(least) >= 0 and int(most) < self.rows
+
+    def _is_ready(self, orders: Tensor, target: Tensor, size: int, *state: Tensor) -> bool:
+        """Can an epoch go over these: without gaps, of one type, with a target for every row that is pointed to?"""
+        contiguous = all(tensor.is_contiguous() for tensor in (orders, target, *state))
+        lengths = size >= 1 and target.shape == (self.rows,) and self.used < self.rows and self.columns % 16 == 0
+        return contiguous and lengths and self._has_type(target, *state) and self._are_rows(orders)
 
     def _memory(
         self, dtype: torch.dtype, *real: tuple[int, ...], long: list[tuple[int, ...]], int: list[tuple[int, ...]]

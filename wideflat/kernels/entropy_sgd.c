@@ -1,0 +1,113 @@
+/* The steps of Entropy-SGD (Algorithm 1), each in one pass over memory. */
+#include "noise.h"
+
+typedef struct {
+    double lr, momentum, nesterov, weight_decay, gamma, alpha, noise;
+    int64_t starting; /* the first step of a cycle: w' = w, no velocity, and mu starts from w */
+} StepParameters;
+
+enum { PLAIN, MOMENTUM, NESTEROV };
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+/* w' <- w' - eta' dw' + noise z and mu <- alpha mu + (1 - alpha) w', where dw' = g + gamma (w' - w) + weight decay w'
+ * goes through the velocity v. */
+ALWAYS void inner_chunk(
+    int kind, int starting, int noisy, int64_t n, const StepParameters *rule, REAL *restrict x, REAL *restrict w,
+    REAL *restrict mu, REAL *restrict v, const REAL *restrict g, const float *restrict z
+) {
+    const REAL lr = rule->lr, momentum = rule->momentum, decay = rule->weight_decay, gamma = rule->gamma;
+    const REAL noise = rule->noise, fresh = 1 - rule->alpha, alpha = rule->alpha;
+    const int late = rule->alpha <= 0.5; /* which of two forms of the mean rounds less, as torch.lerp does */
+    for (int64_t i = 0; i < n; i++) {
+        const REAL old = x[i];
+        REAL d = g[i] + decay * old;
+        if (!starting) d += gamma * (old - w[i]);
+        if (kind != PLAIN) {
+            const REAL velocity = starting ? d : momentum * v[i] + d;
+            v[i] = velocity;
+            d = kind == NESTEROV ? d + momentum * velocity : velocity;
+        }
+        REAL now = old - lr * d;
+        if (noisy) now += noise * z[i];
+        const REAL before = starting ? old : mu[i];
+        if (starting) w[i] = old;
+        x[i] = now;
+        mu[i] = late ? now - alpha * (now - before) : before + fresh * (now - before);
+    }
+}
+
+/* w <- w - eta dw, where dw = w - mu + weight decay w goes through the velocity v, and w' <- w. */
+ALWAYS void outer_chunk(
+    int kind, int64_t n, const StepParameters *rule, REAL *restrict x, REAL *restrict w, const REAL *restrict mu,
+    REAL *restrict v
+) {
+    const REAL lr = rule->lr, momentum = rule->momentum, decay = rule->weight_decay;
+    for (int64_t i = 0; i < n; i++) {
+        REAL d = w[i] - mu[i] + decay * w[i];
+        if (kind != PLAIN) {
+            const REAL velocity = momentum * v[i] + d;
+            v[i] = velocity;
+            d = kind == NESTEROV ? d + momentum * velocity : velocity;
+        }
+        x[i] = w[i] = w[i] - lr * d;
+    }
+}
+
+#define INNER(kind, starting, noisy) \
+    inner_chunk(kind, starting, noisy, n, rule, x[t] + at, w[t] + at, mu[t] + at, kind ? v[t] + at : 0, g[t] + at, z)
+#define INNER_KIND(kind) \
+    do { \
+        if (rule->starting) \
+            if (noise) INNER(kind, 1, 1); \
+            else INNER(kind, 1, 0); \
+        else if (noise) INNER(kind, 0, 1); \
+        else INNER(kind, 0, 0); \
+    } while (0)
+#define OUTER(kind) outer_chunk(kind, n, rule, x[t] + at, w[t] + at, mu[t] + at, kind ? v[t] + at : 0)
+
+/* Chunks `from` to `to` of all chunks of all tensors. Without gradients it is the outer step, without a stream there is
+ * no noise. */
+static void work(
+    int64_t from, int64_t to, int64_t tensors, const int64_t *sizes, const int64_t *places, const StepParameters *rule,
+    const NoiseStream *noise, REAL *const *x, REAL *const *w, REAL *const *mu, REAL *const *v, const REAL *const *g
+) {
+    const int kind = rule->momentum == 0 ? PLAIN : rule->nesterov ? NESTEROV : MOMENTUM;
+    float z[CHUNK];
+    Reader reader = {0};
+    if (noise) reader = reader_of(noise);
+    int64_t first = 0; /* of the tensor */
+    for (int64_t t = 0; t < tensors && first < to; t++) {
+        const int64_t chunks = (sizes[t] + CHUNK - 1) / CHUNK;
+        const int64_t begin = from > first ? from - first : 0, end = to - first < chunks ? to - first : chunks;
+        for (int64_t chunk = begin; chunk < end; chunk++) {
+            const int64_t at = chunk * CHUNK, n = sizes[t] - at < CHUNK ? sizes[t] - at : CHUNK;
+            if (noise) draw(&reader, noise, places[t] + at, n, z);
+            if (g) {
+                if (kind == PLAIN) INNER_KIND(PLAIN);
+                else if (kind == MOMENTUM) INNER_KIND(MOMENTUM);
+                else INNER_KIND(NESTEROV);
+            } else {
+                if (kind == PLAIN) OUTER(PLAIN);
+                else if (kind == MOMENTUM) OUTER(MOMENTUM);
+                else OUTER(NESTEROV);
+            }
+        }
+        first += chunks;
+    }
+}
+
+void step(
+    int64_t threads, int64_t tensors, const int64_t *sizes, const int64_t *places, const StepParameters *rule,
+    const NoiseStream *noise, REAL *const *x, REAL *const *w, REAL *const *mu, REAL *const *v, const REAL *const *g
+) {
+    int64_t chunks = 0;
+    for (int64_t t = 0; t < tensors; t++) chunks += (sizes[t] + CHUNK - 1) / CHUNK;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+#endif
+    for (int64_t part = 0; part < threads; part++)
+        work(
+            part * chunks / threads, (part + 1) * chunks / threads, tensors, sizes, places, rule, noise, x, w, mu, v, g
+        );
+}

@@ -1,0 +1,135 @@
+/* Gaussian noise as a function of (seed, step, place): that of wideflat/kernels/noise.py, number by number.
+ *
+ * 16 random bits choose one of 65536 equally likely parts of the normal distribution. They come from PCG64DXSM, a 128-bit
+ * congruential generator, which can jump to any place. In the outermost parts further bits, which come from SplitMix64 at
+ * the number's own place, choose a finer part: see `tail`.
+ *
+ * The files of this folder are compiled with REAL = float or double (wideflat/kernels/library.py). Tensors are worked
+ * through in chunks that start at fixed elements, so that the result does not depend on the number of threads, to the last
+ * bit.
+ */
+#ifndef WIDEFLAT_NOISE_H
+#define WIDEFLAT_NOISE_H
+
+#include <stdint.h>
+
+typedef unsigned __int128 u128;
+
+#define CHUNK 1024
+#define MULTIPLIER 0xda942042e4dd58b5ULL
+
+/* Parts on each side that are cut more finely, how many bits cut them at a time, and how often. */
+#define TAIL_PARTS 128
+#define TAIL_BITS 4
+#define TAIL_LEVELS 12
+
+/* Numbers that are asked at a time whether one of them is in a tail. */
+#define GROUP 16
+
+/* What the noise of one step is made from. */
+typedef struct {
+    uint64_t origin_high, origin_low, increment_high, increment_low; /* of the generator */
+    uint64_t first_high, first_low;                                  /* the word that place 0 of this step uses */
+    const float *quantiles; /* the upper half of the table: the other one has opposite signs */
+    uint64_t tail_key;      /* of SplitMix64 for this step */
+    const float *tails;     /* TAIL_LEVELS tables of TAIL_PARTS << TAIL_BITS numbers, the largest first */
+} NoiseStream;
+
+/* Where in the stream one thread is. */
+typedef struct {
+    u128 state, increment;
+    int64_t next;  /* the word that `state` gives */
+    uint64_t word; /* the one before it */
+} Reader;
+
+static inline void jump(Reader *reader, u128 distance) {
+    u128 factor = 1, added = 0, multiplier = MULTIPLIER, increment = reader->increment;
+    for (; distance; distance >>= 1) {
+        if (distance & 1) {
+            factor *= multiplier;
+            added = added * multiplier + increment;
+        }
+        increment *= multiplier + 1;
+        multiplier *= multiplier;
+    }
+    reader->state = reader->state * factor + added;
+}
+
+static inline Reader reader_of(const NoiseStream *stream) {
+    Reader reader = {
+        .state = (u128)stream->origin_high << 64 | stream->origin_low,
+        .increment = (u128)stream->increment_high << 64 | stream->increment_low,
+        .next = 0,
+    };
+    jump(&reader, (u128)stream->first_high << 64 | stream->first_low);
+    return reader;
+}
+
+static inline uint64_t next_word(Reader *reader) {
+    uint64_t high = reader->state >> 64, low = (uint64_t)reader->state | 1;
+    high ^= high >> 32;
+    high *= MULTIPLIER;
+    high ^= high >> 48;
+    high *= low;
+    reader->state = reader->state * MULTIPLIER + reader->increment;
+    reader->next++;
+    return reader->word = high;
+}
+
+/* A number out of 16 bits. Below the middle the table is mirrored: quantile(b) = -quantile(65535 - b). */
+static inline float quantile(const float *upper, uint32_t bits) {
+    uint32_t below = (bits >> 15) - 1; /* all ones, or zero */
+    union {
+        float number;
+        uint32_t bits;
+    } value = {.number = upper[(bits ^ below) & 0x7fff]};
+    value.bits ^= below & 0x80000000u;
+    return value.number;
+}
+
+static inline int is_outermost(uint16_t bits) { return (uint16_t)(bits + TAIL_PARTS) < 2 * TAIL_PARTS; }
+
+/* The number of an outermost part. Parts are counted from the outside; as long as it is one of the first TAIL_PARTS, it is
+ * cut into 2^TAIL_BITS. So the parts are small against what lies beyond them, however far out. */
+static __attribute__((noinline)) float tail(const NoiseStream *stream, uint64_t place, uint16_t bits) {
+    uint64_t more = stream->tail_key + (place + 1) * 0x9e3779b97f4a7c15ULL; /* SplitMix64 */
+    more = (more ^ more >> 30) * 0xbf58476d1ce4e5b9ULL;
+    more = (more ^ more >> 27) * 0x94d049bb133111ebULL;
+    more ^= more >> 31;
+    const int upper = bits >> 15;
+    const float *table = stream->tails;
+    uint32_t part = upper ? 65535 - bits : bits;
+    for (int level = 0;; level++, more >>= TAIL_BITS, table += TAIL_PARTS << TAIL_BITS) {
+        part = part << TAIL_BITS | (more & ((1 << TAIL_BITS) - 1));
+        if (part >= TAIL_PARTS || level == TAIL_LEVELS - 1) return upper ? table[part] : -table[part];
+    }
+}
+
+/* The numbers of at most a chunk of places from `place` on; four of them share a word. Those of one reader are asked for
+ * in rising order. First all bits, then all numbers: that keeps the processor's two sides busy. */
+static inline void draw(Reader *reader, const NoiseStream *stream, int64_t place, int64_t count, float *out) {
+    union {
+        uint64_t words[(CHUNK + GROUP) / 4];
+        uint16_t parts[CHUNK + GROUP];
+    } bits;
+    const int64_t first = place / 4, skip = place % 4, words = (skip + count + 3) / 4;
+    int64_t at = 0;
+    if (first < reader->next) { /* the last word was not used up */
+        bits.words[at++] = reader->word;
+    } else if (first > reader->next) {
+        jump(reader, (u128)(first - reader->next));
+        reader->next = first;
+    }
+    while (at < words) bits.words[at++] = next_word(reader);
+    while (at % (GROUP / 4)) bits.words[at++] = 0x8000800080008000ULL; /* the middle: the last group is a whole one */
+    for (int64_t i = 0; i < count; i++) out[i] = quantile(stream->quantiles, bits.parts[skip + i]);
+    for (int64_t i = 0; i < 4 * words; i += GROUP) { /* few are in a tail, and few groups have one */
+        uint16_t some = 0;
+        for (int64_t k = 0; k < GROUP; k++) some |= -is_outermost(bits.parts[i + k]);
+        if (some)
+            for (int64_t k = i < skip ? skip : i; k < i + GROUP && k < skip + count; k++)
+                if (is_outermost(bits.parts[k])) out[k - skip] = tail(stream, place + k - skip, bits.parts[k]);
+    }
+}
+
+#endif
