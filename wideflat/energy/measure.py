@@ -174,7 +174,8 @@ def local_energy(
             ``"example"`` where that needs no Flipout (all layers linear, of one vector an example), else ``"batch"``;
             ``conventions["noise"]`` says which it was.
         metric: ``"error"``, ``"loss"`` (cross-entropy), or a function of outputs and targets that gives one number for
-            each example (or one for the batch).
+            each example (or one for the batch). What the first two mean for which outputs and targets stands in
+            :mod:`wideflat.energy.metrics`; ``conventions["meaning"]`` says what was taken.
         batch_norm: Which statistics the perturbed network normalises with: ``"eval"`` the running statistics of the
             unperturbed network (Eq. 4 literally), ``"batch"`` those of each batch, ``"recalibrate"`` running
             statistics computed anew for each perturbation. This changes the answer up to tenfold.
@@ -276,8 +277,8 @@ class _Measurement:
             )
         self.model, self.seed, self.common = model, int(seed), bool(common_noise)
         self.target = target_stderr
-        self.names, self.words = select_parameters(model, parameters)
         self.evaluation = Evaluation(model, metric, batch_norm, forward)
+        self.names, self.words = select_parameters(model, parameters)
         self.calibration = calibration
         probe = Blocks(data, batch_size or 32, self.seed, augment)
         with self.evaluation.prepared():
@@ -453,7 +454,6 @@ class _Measurement:
     def _measure(self, block: Block, number: int, tiles: int, bar: Progress) -> np.ndarray:
         """The dE of one block for each of ``tiles`` passes and each sigma, (tiles, S); NaN where it is not active."""
         evaluation, j, size = self.evaluation, block.index, block.size * tiles
-        self.sizes[j] = block.size
         kept = self._kept.get((j, tiles))
         if kept is None:
             single = evaluation.load(block.batch)
@@ -462,6 +462,7 @@ class _Measurement:
         known = self.baselines.setdefault(j, [])
         if not (known and self.blocks.fixed and self.blocks.indexed):
             known.append(float(self._at(single, block.size, 0.0).mean()))
+            self.sizes[j] = evaluation.counted
         place = (number,) if self.noise == "pass" else (number, j)
         generator = _generator(evaluation.device, derive_seed(self.seed, "noise", *place))
         if self.example is not None:
@@ -570,6 +571,7 @@ class _Measurement:
         conventions = {
             "measure": "local energy",
             "metric": self.evaluation.metric_name,
+            "meaning": self.evaluation.meaning,
             "noise": self.noise,
             "batch_norm": self.evaluation.batch_norm if norms else None,
             "batch_size": self.batch_size if norms and self.evaluation.batch_norm == "batch" else None,

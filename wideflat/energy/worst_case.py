@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.energy.blocks import Block, Blocks
-from wideflat.energy.evaluation import Evaluation, Forward, Metric, loss_metric
+from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.measure import architecture, check_sigmas, whole_passes
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shared_noise import Selection, SharedNoise, select_parameters
@@ -38,7 +38,7 @@ def worst_case(
     noise: Literal["pass", "batch"] = "pass",
     steps: int = 1,
     metric: Metric = "error",
-    objective: Metric = loss_metric,
+    objective: Metric = "loss",
     scale: Literal["relative", "absolute"] = "relative",
     batch_norm: Literal["eval", "batch"] = "eval",
     parameters: Selection = "all",
