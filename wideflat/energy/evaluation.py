@@ -207,17 +207,24 @@ class Evaluation:
 
     def score(self, outputs: Any, targets: Any, size: int) -> Tensor:
         """As :meth:`values`, from outputs and targets."""
+        value = self._value(outputs, targets, size).detach()
+        return value.to(torch.float64) if value.device.type != "mps" else value.cpu().to(torch.float64)
+
+    def mean(self, batch: Any, size: int) -> tuple[Tensor, int]:
+        """The mean of the metric over a batch, with its graph, and the number of examples that count."""
+        return self._value(*self.outputs(batch), size).mean(), self.counted
+
+    def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
         value = self.metric(outputs, targets)
         self.counted = self.metric.counted if isinstance(self.metric, NamedMetric) else size
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value, dtype=torch.float64)
-        value = value.detach()
         if value.dim() > 1 or (value.dim() == 1 and len(value) != size):
             raise ValueError(
                 f"metric must return one number for each of the {size} examples, or one for the batch; got a tensor of "
                 f"shape {tuple(value.shape)}"
             )
-        return value.to(torch.float64) if value.device.type != "mps" else value.cpu().to(torch.float64)
+        return value
 
     def recalibrate(self, batches: Sequence[Any]) -> None:
         """Compute the batch-norm statistics anew, with the weights as they are now: the plain average over batches."""

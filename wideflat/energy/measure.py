@@ -609,7 +609,10 @@ def architecture(model: nn.Module) -> str:
 
 def check_sigmas(sigmas: Any) -> np.ndarray:
     """The strengths of the noise as an array, if that is what they are."""
-    values = np.atleast_1d(np.asarray(sigmas, dtype=float))
+    try:
+        values = np.atleast_1d(np.asarray(sigmas, dtype=float))
+    except (TypeError, ValueError):  # words, or lists of different lengths
+        values = np.empty(0)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all() or (values < 0).any():
         raise ValueError(f"sigmas must be a sequence of numbers >= 0, got {sigmas!r}")
     return values
