@@ -10,7 +10,8 @@ from torch import nn
 
 from wideflat import local_energy
 from wideflat.energy.evaluation import Evaluation
-from wideflat.energy.metrics import ErrorMetric, LossMetric, class_axis, error_metric, loss_metric, scores
+from wideflat.energy.labels import class_axis
+from wideflat.energy.metrics import ErrorMetric, LossMetric, error_metric, loss_metric, scores
 
 
 def measure(model, data, sigmas=(0.0, 0.1), **options):
@@ -148,6 +149,11 @@ def test_the_loss_of_soft_labels_and_of_probabilities():
     assert metric.meaning == "cross-entropy of probabilities"
     with pytest.raises(ValueError, match="these are not"):
         metric(outputs, targets)
+    overflow = outputs.softmax(1)
+    overflow[0] = math.nan
+    assert metric(overflow, targets).isnan().tolist() == [True] + 5 * [False]
+    half = numbers(40, 300).bfloat16()
+    assert torch.allclose(loss_metric(half.softmax(1), labels(300, 40)), loss_metric(half, labels(300, 40)), rtol=1e-2)
     words = numbers(2, 5, 4).softmax(2)
     where = labels(4, 2, 5)
     assert torch.allclose(loss_metric(words, where), -words.log().gather(2, where[:, :, None])[:, :, 0].mean(1))
@@ -267,10 +273,10 @@ def test_the_lines_that_the_refusals_give_work():
         line = str(refusal.value).partition("metric=lambda")[2]
         assert eval("lambda" + line)(*shaped).shape == (8,)
     with pytest.raises(ValueError, match="metric=lambda") as refusal:
-        error_metric(numbers(2, 3), MULTI_HOT)
+        error_metric(numbers(2, 3), MULTI_HOT.long())
     first, second = str(refusal.value).split("metric=lambda")[1:]
     for line in (first.removesuffix(", the share of wrong labels, or "), second):
-        assert eval("lambda" + line)(numbers(2, 3), MULTI_HOT).shape == (2,)
+        assert eval("lambda" + line)(numbers(2, 3), MULTI_HOT.long()).shape == (2,)
 
 
 @pytest.mark.parametrize("metric", ["error", "loss"])

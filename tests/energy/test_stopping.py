@@ -93,9 +93,9 @@ def test_the_local_energy_of_a_linear_classifier_over_a_thousand_seeds(noise):
     cover = []
     for seed in range(1000):
         profile = local_energy(
-            model, (x, y), [0.5], noise=noise, target_stderr=0.01, batch_size=10, seed=seed, progress=False
+            model, (x, y), [0.5], noise=noise, target_stderr=0.02, batch_size=10, seed=seed, progress=False
         )
-        assert profile.complete and profile.stderr[0] <= 0.01
+        assert profile.complete and profile.stderr[0] <= 0.02
         cover.append(abs(profile.mean[0] - exact) <= 2 * profile.stderr[0])
     assert 0.935 <= np.mean(cover) <= 0.98
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.energy.blocks import to_device
 from wideflat.energy.folding import FoldedNetwork
+from wideflat.energy.labelled import LabelAlignment, has_labels
 from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric
 
 __all__ = ["Evaluation", "Forward", "Metric"]
@@ -59,6 +60,7 @@ class Evaluation:
         self.metric: Callable[[Any, Any], Any] = metric if callable(metric) else _METRICS[metric]()
         self.metric_name = metric if isinstance(metric, str) else getattr(metric, "__qualname__", type(metric).__name__)
         self.counted = 0
+        self._alignment = LabelAlignment()
         self.forward = forward
         self.batch_norm = batch_norm
         first = next((p for p in model.parameters()), None)
@@ -176,9 +178,13 @@ class Evaluation:
             return result
         if isinstance(batch, Tensor):
             return self.module(batch), None
+        if has_labels(batch):
+            result = self.module(**batch)
+            named = isinstance(self.metric, NamedMetric)
+            return self._alignment.aligned(result, batch["labels"]) if named else (result, batch["labels"])
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise TypeError(
-                f"a batch must be (inputs, targets); for a {type(batch).__name__}"
+                f"a batch must be (inputs, targets), or a dictionary with labels; for a {type(batch).__name__}"
                 f"{f' of {len(batch)}' if hasattr(batch, '__len__') else ''} give forward=, a function of the model "
                 "and the batch that returns (outputs, targets)"
             )

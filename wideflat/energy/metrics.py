@@ -15,8 +15,7 @@ and values that are looked at, never by shapes that happen to agree:
 
 Outputs (B, C) that are probabilities (no softmax is missing: rows in [0, 1] that sum to 1) have the loss -log p.
 
-Where T = C both of the last two rows fit outputs of three axes. The rule is then: classes are last (a sequence), and in
-outputs of more axes they are second (images), unless another batch of the same data has told.
+Where T = C both of the last two rows fit; :mod:`wideflat.energy.labels` has the rule for that (a sequence).
 
 Targets -100 are left out: the value of an example is the mean over its positions that count, and examples without any
 do not count. Everything else (regression, several labels an example, labels that are no classes, targets of another
@@ -26,23 +25,21 @@ shape) is refused with the line that measures it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["IGNORED", "ErrorMetric", "LossMetric", "NamedMetric", "error_metric", "loss_metric", "scores"]
+from wideflat.energy.labels import IGNORED, Labels, class_axis, distribution_axis, sums_to_one
 
-#: The target that does not count, as in torch's cross-entropy.
-IGNORED = -100
+__all__ = ["ErrorMetric", "LossMetric", "NamedMetric", "error_metric", "loss_metric", "scores"]
 
 _REGRESSION = "for regression give metric=lambda outputs, targets: {}.square()"
 _SEVERAL_LABELS = (
     "for several labels an example give metric=lambda outputs, targets: ((outputs > 0) != (targets > 0)).float()"
     ".mean(1), the share of wrong labels, or metric=lambda outputs, targets: "
-    'torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)'
+    'torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets.float(), reduction="none").mean(1)'
 )
 
 
@@ -70,17 +67,6 @@ def loss_metric(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([1.3863, 1.3863])
     """
     return LossMetric()(outputs, targets)
-
-
-@dataclass
-class _Labels:
-    """Targets as class labels: where the classes are, which positions count, and how many examples have any."""
-
-    labels: Tensor
-    axis: int
-    counts: Tensor | None  # None where all positions count
-    examples: int
-    soft: Tensor | None = None  # a distribution over the classes instead of labels
 
 
 class _Last:
@@ -122,7 +108,7 @@ class NamedMetric:
         self._one = _OneOutput(self.name)
         self._axis: int | None = None
         self._last = _Last()
-        self._known: _Labels | None = None
+        self._known: Labels | None = None
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """One value an example; their mean is that over the examples that count."""
@@ -142,9 +128,9 @@ class NamedMetric:
             return self._one_output(outputs.reshape(-1), targets)
         known = self._labels(outputs, targets)
         self.counted = known.examples
-        return _over_positions(self._classes(outputs, known), known)
+        return known.over_positions(self._classes(outputs, known))
 
-    def _labels(self, outputs: Tensor, targets: Tensor) -> _Labels:
+    def _labels(self, outputs: Tensor, targets: Tensor) -> Labels:
         """The targets as labels, checked; those of the batch before are not checked again."""
         if self._known is None or not self._last.same(targets, outputs.shape):
             self._known = self._read(outputs, targets)
@@ -152,7 +138,7 @@ class NamedMetric:
             self._last.keep(targets, outputs.shape)
         return self._known
 
-    def _read(self, outputs: Tensor, targets: Tensor) -> _Labels:
+    def _read(self, outputs: Tensor, targets: Tensor) -> Labels:
         if targets.shape == outputs.shape:
             return self._distribution(outputs, targets)
         if targets.is_floating_point():
@@ -165,13 +151,13 @@ class NamedMetric:
         if outputs.dim() == 2 and targets.dim() == 2 and targets.shape[1] == 1:
             targets = targets[:, 0]
         axis = class_axis(outputs.shape, targets.shape, self._axis)
-        return _checked(targets.long(), axis, outputs.shape[axis], self.name)
+        return Labels.of(targets.long(), axis, outputs.shape[axis], self.name)
 
-    def _distribution(self, outputs: Tensor, targets: Tensor) -> _Labels:
+    def _distribution(self, outputs: Tensor, targets: Tensor) -> Labels:
         """Targets with a number for each class: one-hot; soft labels, of which only the loss is defined; or others."""
-        axis = self._axis or _distribution_axis(targets)
+        axis = self._axis or distribution_axis(targets)
         whole = bool(((targets == 0) | (targets == 1)).all())
-        if axis is None or not _sums_to_one(targets, axis):
+        if axis is None or not sums_to_one(targets, axis):
             about = f"{_several(outputs)} and as many targets that are"
             if whole:
                 raise ValueError(f'metric="{self.name}": {about} 0 or 1, not one 1 an example: {_SEVERAL_LABELS}')
@@ -183,13 +169,13 @@ class NamedMetric:
                 f"{(*outputs.shape[: axis or 1], *outputs.shape[(axis or 1) + 1 :])}"
             )
         if whole:
-            return _Labels(targets.argmax(axis), axis, None, len(targets))
-        return _Labels(targets.argmax(axis), axis, None, len(targets), soft=targets)
+            return Labels(targets.argmax(axis), axis, None, len(targets))
+        return Labels(targets.argmax(axis), axis, None, len(targets), soft=targets)
 
     def _one_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _classes(self, outputs: Tensor, known: _Labels) -> Tensor:
+    def _classes(self, outputs: Tensor, known: Labels) -> Tensor:
         """The value at every position, in the shape of the labels."""
         raise NotImplementedError
 
@@ -217,7 +203,7 @@ class ErrorMetric(NamedMetric):
         threshold = 0.5 if probability else 0.0
         return (~torch.where(positive, outputs > threshold, outputs <= threshold)).float()
 
-    def _classes(self, outputs: Tensor, known: _Labels) -> Tensor:
+    def _classes(self, outputs: Tensor, known: Labels) -> Tensor:
         if known.soft is not None:
             raise ValueError(
                 'metric="error" needs labels, and these targets are probabilities (soft labels): use metric="loss", or '
@@ -247,7 +233,7 @@ class LossMetric(NamedMetric):
         self._probabilities: bool | None = None
 
     def _one_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        positive = self._one.positive(outputs, targets).to(outputs.dtype)
+        positive = self._one.positive(outputs, targets)
         outputs = _at_least_single(outputs)
         probability = self._one.is_probability(outputs)
         self.meaning = f"binary cross-entropy of one output, a {'probability' if probability else 'logit'}"
@@ -257,10 +243,10 @@ class LossMetric(NamedMetric):
         loss = F.binary_cross_entropy(torch.where(unknown, 0.5, outputs), positive.to(outputs.dtype), reduction="none")
         return torch.where(unknown, torch.nan, loss)
 
-    def _classes(self, outputs: Tensor, known: _Labels) -> Tensor:
-        outputs = _at_least_single(outputs)
+    def _classes(self, outputs: Tensor, known: Labels) -> Tensor:
         if self._probabilities is not False:
-            self._probabilities = self._still_probabilities(outputs, known.axis)
+            self._probabilities = self._still_probabilities(outputs.detach(), known.axis)
+        outputs = _at_least_single(outputs)
         kind = "cross-entropy of probabilities" if self._probabilities else "cross-entropy"
         self.meaning = kind + _where(outputs, known)
         logits = outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log() if self._probabilities else outputs
@@ -273,14 +259,14 @@ class LossMetric(NamedMetric):
 
     def _still_probabilities(self, outputs: Tensor, axis: int) -> bool:
         """Whether the outputs are probabilities: the first batch decides, and no other may contradict it."""
-        found = _sums_to_one(outputs.detach(), axis)
-        if self._probabilities and not found:
+        found = sums_to_one(outputs, axis)
+        if self._probabilities and not found and not bool(outputs.isnan().any()):
             raise ValueError(
                 'metric="loss": the outputs of the first batch were probabilities (rows that sum to 1), these are not. '
                 "Say what they are: metric=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, "
                 'targets, reduction="none") for logits'
             )
-        return found
+        return found or bool(self._probabilities)
 
 
 # ---------------------------------------------------------------------------------------------- what outputs are
@@ -308,35 +294,6 @@ def scores(outputs: Any, name: str = "error") -> Tensor:
         "where the outputs are:\n    def forward(model, batch):\n        inputs, targets = batch\n"
         f"        return model(inputs){place}, targets\nand give forward=forward"
     )
-
-
-def class_axis(outputs: torch.Size, targets: torch.Size, known: int | None = None) -> int:
-    """The axis of the classes in outputs of this shape with labels of that shape (the rule at the head of the module).
-
-    Args:
-        outputs: Shape of the outputs, at least two axes.
-        targets: Shape of the labels.
-        known: What other batches told; it decides where both axes fit.
-
-    Example:
-        >>> class_axis(torch.Size([8, 5, 3]), torch.Size([8, 5])), class_axis(torch.Size([8, 3, 5]), torch.Size([8, 5]))
-        (2, 1)
-        >>> class_axis(torch.Size([8, 5, 5]), torch.Size([8, 5]))
-        2
-    """
-    last = len(outputs) - 1
-    fits = [axis for axis in dict.fromkeys((last, 1)) if outputs[:axis] + outputs[axis + 1 :] == targets]
-    if not fits or (known is not None and known not in fits):
-        before = "" if not fits else f"; the classes were in axis {known} of the batches before"
-        raise ValueError(
-            f"outputs of shape {tuple(outputs)} and targets of shape {tuple(targets)} do not go together: labels have "
-            f"the shape of the outputs without the axis of the classes, (B, T) for outputs (B, T, C){before}. Give "
-            "forward=, a function of the model and a batch that returns (outputs, targets), or metric=, a function of "
-            "these that gives one number for each example"
-        )
-    if len(fits) == 2:
-        return known if known is not None else (last if len(outputs) == 3 else 1)
-    return fits[0]
 
 
 class _OneOutput:
@@ -405,52 +362,6 @@ def _between_thresholds(outputs: Tensor) -> bool:
     return bool(((outputs > 0) & (outputs <= 0.5)).any())
 
 
-# ---------------------------------------------------------------------------------------------- what targets are
-
-
-def _checked(labels: Tensor, axis: int, classes: int, name: str) -> _Labels:
-    """Labels that are classes, and which of them count."""
-    low, high = labels.aminmax()
-    if int(low) >= 0 and int(high) < classes:
-        return _Labels(labels, axis, None, len(labels))
-    counts = labels != IGNORED
-    outside = labels[counts & ((labels < 0) | (labels >= classes))]
-    if len(outside):
-        raise ValueError(
-            f'metric="{name}": labels must be 0 to {classes - 1} for {classes} outputs (or {IGNORED}, which is left '
-            f"out), got {int(outside[0])}"
-        )
-    examples = int(counts.flatten(1).any(1).sum() if counts.dim() > 1 else counts.sum())
-    if examples == 0:
-        raise ValueError(
-            f'metric="{name}": no target of a batch counts, all are {IGNORED}; make batches larger, or leave examples '
-            "out that have no target"
-        )
-    return _Labels(labels, axis, counts, examples)
-
-
-def _over_positions(values: Tensor, known: _Labels) -> Tensor:
-    """One value an example: the mean over its positions that count, scaled so that the plain mean is over examples."""
-    if known.counts is None:
-        return values if values.dim() == 1 else values.flatten(1).mean(1)
-    counts = known.counts.reshape(len(values), -1)
-    total = torch.where(counts, values.reshape(counts.shape), 0).sum(1)
-    return total / counts.sum(1).clamp_min(1) * (len(values) / known.examples)
-
-
-def _distribution_axis(targets: Tensor) -> int | None:
-    """The axis along which targets sum to one; where two do, that of :func:`class_axis`."""
-    last = targets.dim() - 1
-    return next((axis for axis in ((last, 1) if last == 2 else (1, last)) if _sums_to_one(targets, axis)), None)
-
-
-def _sums_to_one(values: Tensor, axis: int) -> bool:
-    """Whether the numbers along an axis are probabilities."""
-    if bool((values < 0).any()):
-        return False
-    return bool(((values.sum(axis, dtype=torch.float32) - 1).abs() < 1e-3).all())
-
-
 def _at_least_single(outputs: Tensor) -> Tensor:
     return outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
 
@@ -459,7 +370,7 @@ def _several(outputs: Tensor) -> str:
     return f"outputs of shape {tuple(outputs.shape)}"
 
 
-def _where(outputs: Tensor, known: _Labels) -> str:
+def _where(outputs: Tensor, known: Labels) -> str:
     if outputs.dim() == 2:
         return ""
     return f", mean over the positions of an example (classes in axis {known.axis})"
