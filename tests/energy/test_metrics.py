@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from wideflat import local_energy
-from wideflat.energy.evaluation import Evaluation
-from wideflat.energy.labels import class_axis
 from wideflat.energy.metrics import ErrorMetric, LossMetric, error_metric, loss_metric, scores
 
 
@@ -73,10 +71,7 @@ def test_torchs_own_order_of_axes(shape):
     assert torch.equal(error_metric(outputs, targets), (outputs.argmax(1) != targets).float().flatten(1).mean(1))
 
 
-def test_the_rule_where_both_axes_fit():
-    assert class_axis(torch.Size([8, 5, 5]), torch.Size([8, 5])) == 2
-    assert class_axis(torch.Size([8, 5, 5, 5]), torch.Size([8, 5, 5])) == 1
-    assert class_axis(torch.Size([8, 5, 5]), torch.Size([8, 5]), known=1) == 1
+def test_what_another_batch_told_decides_where_both_axes_fit():
     metric = LossMetric()
     metric(numbers(2, 3, 4), labels(3, 2, 4))  # classes second: told by this batch
     outputs, targets = numbers(2, 3, 3), labels(3, 2, 3)
@@ -311,7 +306,7 @@ def test_targets_are_looked_at_once_for_all_sigmas(monkeypatch):
     assert len(looks) < 2 * 4 + 4  # four blocks and a look at the first, not eighty
 
 
-# ---- what a network may return, and what it may be given
+# ---- what a network may return
 
 
 class Answer:
@@ -350,85 +345,6 @@ def test_a_function_gets_what_the_network_returned():
     assert profile.conventions["meaning"] is None
     with pytest.raises(TypeError, match="tensor of real outputs"):
         scores(torch.zeros(2, 2, dtype=torch.complex64))
-
-
-class Two(nn.Module):
-    """Two inputs, one weight each."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 2), nn.Linear(4, 2)
-
-    def forward(self, x1, x2):
-        return self.a(x1) + self.b(x2)
-
-
-class Pair(Two):
-    def forward(self, pair):
-        return super().forward(*pair)
-
-
-class Wrong(Two):
-    def forward(self, x1, x2=None):
-        return self.a(x1)
-
-
-@pytest.mark.parametrize("kind", [tuple, list])
-@pytest.mark.parametrize("form", ["list", "names", "batches"])
-def test_several_inputs(kind, form):
-    torch.manual_seed(0)
-    x1, x2, y, model = numbers(40, 3), numbers(40, 4), labels(2, 40), Two()
-    expected = float((model(x1, x2).argmax(1) != y).float().mean())
-    inputs = {"x2": x2, "x1": x1} if form == "names" else [x1, x2]
-    data = kind([inputs, y])
-    if form == "batches":
-        data = [kind([[x1[i : i + 10], x2[i : i + 10]], y[i : i + 10]]) for i in range(0, 40, 10)]
-    for noise in ("auto", "batch", "pass"):
-        profile = measure(model, data, noise=noise, max_passes=2)
-        assert profile.baseline == pytest.approx(expected) and profile.conventions["examples"] == 40
-    if form != "names":
-        pair = Pair()
-        pair.load_state_dict(model.state_dict())
-        assert measure(pair, data).baseline == pytest.approx(expected)  # its forward takes one list
-        with pytest.raises(TypeError, match="Say how it is called"):
-            measure(Wrong(), data)
-    with pytest.raises(ValueError, match="same length"):
-        measure(model, ([x1, x2[:5]], y))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_arrays_of_numpy(dtype):
-    model = nn.Linear(3, 2).to(dtype)
-    x, y = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40) % 2
-    expected = float((model(torch.tensor(x, dtype=dtype)).argmax(1).numpy() != y).mean())
-    frozen = x.copy()
-    frozen.flags.writeable = False
-    backwards = x[::-1], y[::-1].astype(">i4")
-    batches = [(x[:25], y[:25]), (x[25:], y[25:])]
-    for data in ((x, y), (frozen, y), backwards, batches, (torch.tensor(x, dtype=dtype), y)):
-        profile = measure(model, data)
-        assert profile.baseline == pytest.approx(expected) and profile.conventions["examples"] == 40
-    with pytest.raises(TypeError, match="must be numbers"):
-        measure(model, (x, np.array(["cat"] * 40)))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Evaluation(-math.inf, "error", "eval", None), "model must be a network .* got float -inf"),
-        (lambda: Evaluation(None, "error", "eval", None), "model must be a network"),
-        (lambda: measure(-math.inf, (numbers(4, 3), labels(3, 4))), "model must be a network"),
-        (lambda: measure(Same, (numbers(4, 3), labels(3, 4))), "model must be a network"),
-        (lambda: measure(Same(), math.nan), "data must be tensors .* got float nan"),
-        (lambda: measure(Same(), None), "data must be tensors"),
-        (lambda: measure(Same(), (numbers(4, 3), labels(3, 4)), forward=3), "forward must be a function"),
-        (lambda: measure(Same(), numbers(4, 3)), "compares outputs with targets; got NoneType"),
-        (lambda: measure(Same(), [numbers(4, 3), labels(3, 4)]), "compares outputs with targets"),
-    ],
-)
-def test_rubbish_is_named_at_the_door(call, message):
-    with pytest.raises(TypeError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("metric", [3, None, ["error"], {"error"}])
