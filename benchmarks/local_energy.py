@@ -41,8 +41,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat import local_energy
 from wideflat.committee import train
 from wideflat.data import dress_coat, load
-from wideflat.energy.evaluation import error_metric
 from wideflat.energy.folding import FoldedNetwork
+from wideflat.energy.metrics import error_metric
 from wideflat.models import resnet18, smallconvnet
 from wideflat.training.runs import Run
 from wideflat.training.state_files import load_state

@@ -1,10 +1,13 @@
 """Data cut into blocks."""
 
+import collections
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from wideflat.energy.blocks import Blocks
+from wideflat.energy.blocks import Blocks, as_tensors
 
 
 class Squares(Dataset):
@@ -21,7 +24,7 @@ def contents(blocks, number=0, order=None):
     return [block.batch for block in blocks.visit(number, order)]
 
 
-@pytest.mark.parametrize("kind", ["tuple", "dataset", "map", "list", "loader", "dict"])
+@pytest.mark.parametrize("kind", ["tuple", "dataset", "map", "list", "loader", "dict", "arrays", "list of arrays"])
 def test_every_example_once_and_the_same_in_every_pass(kind):
     x, y = torch.arange(10.0)[:, None], torch.arange(10)
     data = {
@@ -31,6 +34,8 @@ def test_every_example_once_and_the_same_in_every_pass(kind):
         "list": [(x[:6], y[:6]), (x[6:], y[6:])],
         "loader": DataLoader(Squares(), batch_size=4, shuffle=True),
         "dict": {"x": x, "y": y},
+        "arrays": (x.numpy(), y.numpy()),
+        "list of arrays": [(x[:6].numpy(), y[:6].numpy()), (x[6:].numpy(), y[6:].numpy())],
     }[kind]
     blocks = Blocks(data, batch_size=4, seed=3)
     first, second = contents(blocks, 0), contents(blocks, 1)
@@ -99,3 +104,24 @@ def test_an_iterator_can_be_looked_at_without_losing_its_first_batch():
     blocks = Blocks(iter([torch.zeros(2), torch.ones(3)]), 1)
     assert blocks.one_pass and blocks.first().size == 2
     assert [block.size for block in blocks.visit(0)] == [2, 3]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_several_inputs_are_one_data_set_and_not_two_batches(kind):
+    x, y = torch.arange(10.0), torch.arange(10)
+    batches = contents(Blocks(kind([[x, -x], y]), batch_size=4))
+    assert len(batches) == 3 and all(torch.equal(a, -b) for (a, b), _ in batches)
+    assert sorted(torch.cat([targets for _, targets in batches]).tolist()) == list(range(10))
+    pairs = Blocks([(x, y), (x, y)], batch_size=4)
+    assert pairs.count == 2 and not pairs.in_memory
+
+
+def test_arrays_become_tensors():
+    frozen = np.arange(6.0).reshape(2, 3)
+    frozen.flags.writeable = False
+    for array in (frozen, frozen[:, ::-1], frozen.astype(">f8"), frozen.astype(np.float32), frozen > 2):
+        found = as_tensors({"a": array, "b": 3})
+        assert found["b"] == 3 and found["a"].tolist() == array.tolist()
+    assert type(as_tensors(collections.UserDict(a=frozen))) is dict
+    with pytest.raises(TypeError, match="must be numbers, got an array of object"):
+        as_tensors(np.array([None]))

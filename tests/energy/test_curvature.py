@@ -1,14 +1,14 @@
 """Eigenvalues and trace of the Hessian."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from wideflat import local_energy
-from wideflat.energy.curvature import Curvature, curvature
+from wideflat.energy.blocks import Blocks
+from wideflat.energy.curvature import Curvature, Hessian, curvature
+from wideflat.energy.evaluation import Evaluation
 
 
 def small():
@@ -90,7 +90,10 @@ def test_unfinished_lanczos_says_so():
         ({"metric": "error"}, "step function"),
         ({"top": 0, "probes": 0}, "not both 0"),
         ({"scale": "log"}, "scale must be"),
-        ({"backend": "jax"}, "backend must be"),
+        ({"top": 1.5}, "top must be a whole number >= 0, got 1.5"),
+        ({"probes": -1}, "probes must be a whole number"),
+        ({"max_iterations": 0}, "max_iterations must be a whole number >= 1"),
+        ({"metric": lambda outputs, targets: (outputs.argmax(1) != targets).double()}, "has no gradient"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
@@ -99,24 +102,108 @@ def test_bad_arguments_are_named(options, message):
         curvature(model, data, progress=False, **options)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("curvlinops") is not None, reason="curvlinops is installed")
-def test_without_curvlinops_asking_for_it_says_what_to_install():
-    model, data = small()
-    assert curvature(model, data, top=1, probes=0, progress=False).conventions["backend"] == "torch"
-    with pytest.raises(ModuleNotFoundError, match=r"wideflat\[curvature\]"):
-        curvature(model, data, backend="curvlinops", progress=False)
+# ---- every kind of layer, against differences of the gradient
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("curvlinops") is None,
-    reason="curvlinops (extra `curvature`) asks for torchvision, which has no build for the CPU torch tested here",
-)
-def test_curvlinops_gives_the_same():
-    model, data = small()
+class Attention(nn.Module):
+    """Attention by itself over four positions, of which the mean is classified."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+class Encoder(nn.Module):
+    """A transformer's layer over four positions, each of them classified."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=5, dropout=0.1, batch_first=True)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.layer(x))
+
+
+def between(*layers, width=4):
+    return nn.Sequential(nn.Linear(4, width), *layers, nn.Linear(width, 3))
+
+
+NETWORKS = {
+    "LayerNorm": lambda: between(nn.LayerNorm(4), nn.Tanh()),
+    "RMSNorm": lambda: between(nn.RMSNorm(4), nn.Tanh()),
+    "InstanceNorm": lambda: between(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), width=6),
+    "GroupNorm": lambda: between(nn.GroupNorm(2, 8), nn.Tanh(), width=8),
+    "SiLU": lambda: between(nn.SiLU()),
+    "Mish": lambda: between(nn.Mish()),
+    "GELU": lambda: between(nn.GELU()),
+    "Conv1d": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3), nn.SiLU(), nn.Flatten(), nn.Linear(4, 3)
+    ),
+    "MultiheadAttention": Attention,
+    "TransformerEncoderLayer": Encoder,
+}
+
+
+def gradient(model, data):
+    """The gradient of the mean cross-entropy, positions counted alike, as one vector."""
+    outputs = model(data[0])
+    loss = nn.functional.cross_entropy(outputs.reshape(-1, 3), data[1].reshape(-1))
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def by_differences(model, data, step=1e-5):
+    """The Hessian by central differences of the gradient, one weight after the other."""
+    columns = []
+    for parameter in model.parameters():
+        flat = parameter.data.view(-1)
+        for i in range(len(flat)):
+            value = float(flat[i])
+            flat[i] = value + step
+            above = gradient(model, data)
+            flat[i] = value - step
+            columns.append((above - gradient(model, data)) / (2 * step))
+            flat[i] = value
+    hessian = torch.stack(columns, 1)
+    return (hessian + hessian.T) / 2
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_kind_of_layer_against_differences_of_the_gradient(name):
+    torch.manual_seed(0)
+    model = NETWORKS[name]().double().eval()
+    attends = name in ("MultiheadAttention", "TransformerEncoderLayer")
+    x = torch.randn(12, 4, 4) if attends else torch.randn(12, 4)
+    data = x.double(), torch.randint(3, (12, 4) if name == "TransformerEncoderLayer" else (12,))
+    expected = by_differences(model, data)
+    evaluation = Evaluation(model, "loss", "eval", None)
+    hessian = Hessian(evaluation, Blocks(data, 5), [name for name, _ in model.named_parameters()])
+    with evaluation.prepared():
+        hessian.loss()
+        found = hessian(torch.eye(len(expected), dtype=torch.float64))
+    assert float((found - expected).abs().max()) < 1e-7 * float(expected.abs().max())
+    largest = curvature(model, data, top=1, probes=0, scale="absolute", tolerance=1e-9, progress=False)
+    assert largest.eigenvalues[0] == pytest.approx(float(torch.linalg.eigvalsh(expected)[-1]), rel=1e-6)
+    assert largest.conventions["meaning"].startswith("cross-entropy")
+
+
+def test_targets_that_do_not_count_leave_the_mean_over_the_others():
+    model, (x, y) = small()
+    keep = torch.arange(40) % 3 != 0
     ours, theirs = (
-        curvature(model, data, top=2, probes=10_000, backend=backend, batch_size=10, tolerance=1e-6, progress=False)
-        for backend in ("torch", "curvlinops")
+        curvature(model, data, top=1, probes=10_000, batch_size=7, tolerance=1e-8, progress=False)
+        for data in ((x, torch.where(keep, y, -100)), (x[keep], y[keep]))
     )
-    assert theirs.conventions["backend"] == "curvlinops"
-    assert theirs.eigenvalues == pytest.approx(ours.eigenvalues, rel=1e-4)
-    assert theirs.trace == pytest.approx(ours.trace)
+    assert ours.eigenvalues == pytest.approx(theirs.eigenvalues, rel=1e-6)
+    assert ours.trace == pytest.approx(theirs.trace) and ours.baseline == pytest.approx(theirs.baseline)
+    assert ours.conventions["examples"] == int(keep.sum())
+
+
+def test_a_file_of_an_earlier_version(tmp_path):
+    found = Curvature(np.array([2.0]), np.array([0.0]), 5.0, 0.2, 0.3, {"scale": "relative", "backend": "curvlinops"})
+    found.save(tmp_path / "c.json")
+    assert Curvature.load(tmp_path / "c.json").local_energy([0.1]).mean[0] == pytest.approx(0.025)

@@ -69,8 +69,31 @@ def test_it_is_worse_than_noise_and_worst_for_each_batch():
 
 
 @pytest.mark.parametrize(
-    "options", [{"noise": "example"}, {"steps": 0}, {"scale": "log"}, {"batch_norm": "recalibrate"}], ids=str
+    "options",
+    [
+        {"noise": "example"},
+        {"steps": 0},
+        {"steps": 1.5},
+        {"scale": "log"},
+        {"batch_norm": "recalibrate"},
+        {"objective": "error"},
+        {"objective": lambda outputs, targets: (outputs.argmax(1) != targets).float()},
+    ],
+    ids=str,
 )
 def test_bad_arguments_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         worst_case(nn.Linear(2, 2), (torch.zeros(2, 2), torch.zeros(2).long()), [0.1], progress=False, **options)
+
+
+def test_attention_and_targets_that_do_not_count():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=5, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(4, 3)).double()
+    x, y = torch.randn(12, 5, 4, dtype=torch.float64), torch.randint(3, (12, 5))
+    longer = torch.cat([y, torch.full((4, 5), -100)])
+    plain = worst_case(model, (x, y), [0.1], metric="loss", progress=False)
+    padded = worst_case(model, (torch.cat([x, x[:4]]), longer), [0.1], metric="loss", batch_size=16, progress=False)
+    assert plain.mean[0] > 0 and padded.mean == pytest.approx(plain.mean)
+    assert padded.baseline == pytest.approx(plain.baseline)
+    assert padded.conventions["examples"] == 12 and padded.conventions["objective"] == "loss"

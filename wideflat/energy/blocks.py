@@ -35,7 +35,8 @@ class Blocks:
     Args:
         data: One of
 
-            * tensors in memory: a tuple ``(inputs, targets)``, a dictionary of tensors, a ``TensorDataset``;
+            * tensors or NumPy arrays in memory: a tuple ``(inputs, targets)``, where inputs may be several,
+              ``([x1, x2], targets)``, a dictionary of tensors, a ``TensorDataset``;
             * a map-style data set (``__len__`` and ``__getitem__``), collated as a ``DataLoader`` does;
             * a list of batches, a ``DataLoader``, or any other iterable of batches. Its order and its augmentation are
               made the same in every pass by seeding torch, NumPy and Python before each.
@@ -67,7 +68,7 @@ class Blocks:
         if isinstance(data, TensorDataset):
             data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
         if _in_memory(data):
-            self._tensors = data
+            self._tensors = as_tensors(data)
             total = len(tree_leaves(data)[0])
         elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
             self._dataset = data
@@ -83,7 +84,7 @@ class Blocks:
         else:
             raise TypeError(
                 "data must be tensors (inputs, targets), a data set, a DataLoader or an iterable of batches; "
-                f"got {type(data).__name__}"
+                f"got {type(data).__name__} {data!r:.40}"
             )
         if total == 0:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
@@ -186,6 +187,7 @@ class Blocks:
             raise ValueError(f"data gave {self.count} batches in the first pass and {j + 1} in pass {number + 1}")
 
     def _finish(self, j: int, batch: Any, number: int) -> Block:
+        batch = as_tensors(batch)
         if self._augment is not None:
             seed_everything(derive_seed(self._seed, "augment", number, j))
             pair = isinstance(batch, (tuple, list)) and len(batch) == 2
@@ -199,6 +201,26 @@ def batch_length(batch: Any) -> int:
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
     raise TypeError(f"a batch must contain a tensor whose first axis counts the examples; got {type(batch).__name__}")
+
+
+def as_tensors(batch: Any) -> Any:
+    """The batch with tensors in the place of NumPy arrays, and a plain dictionary in that of any other mapping.
+
+    Example:
+        >>> as_tensors((np.ones((2, 3)), np.array([0, 1])))[1]
+        tensor([0, 1])
+    """
+    if isinstance(batch, Mapping) and not isinstance(batch, dict):
+        batch = dict(batch)
+    return tree_map(lambda leaf: _tensor(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"data must be numbers, got an array of {array.dtype} and shape {array.shape}")
+    if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="))  # torch shares memory only with what it may write
+    return torch.from_numpy(array)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -231,18 +253,30 @@ def seed_everything(seed: int) -> None:
 
 def _in_memory(data: Any) -> bool:
     """Whether ``data`` is tensors with one common first axis, and not batches."""
-    if isinstance(data, Tensor):
-        return data.dim() > 0
+    if isinstance(data, (Tensor, np.ndarray)):
+        return data.ndim > 0
     if isinstance(data, Mapping):
         leaves = list(data.values())
+    elif _several_inputs(data):
+        leaves = [*(data[0].values() if isinstance(data[0], Mapping) else data[0]), data[1]]
     elif isinstance(data, tuple):
         leaves = list(data)
     else:
         return False
-    tensors = bool(leaves) and all(isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves)
+    tensors = bool(leaves) and all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in leaves)
     if tensors and len({len(leaf) for leaf in leaves}) != 1:
         raise ValueError(f"tensors in memory must have the same length, got {[tuple(leaf.shape) for leaf in leaves]}")
     return tensors
+
+
+def _several_inputs(data: Any) -> bool:
+    """Whether ``data`` is ``([x1, x2, ...], targets)``, and not two batches, of which only one would have targets."""
+    return (
+        isinstance(data, (tuple, list))
+        and len(data) == 2
+        and isinstance(data[0], (tuple, list, Mapping))
+        and isinstance(data[1], (Tensor, np.ndarray))
+    )
 
 
 def _fingerprint(batch: Any) -> float:

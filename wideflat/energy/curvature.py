@@ -10,15 +10,14 @@ so the trace of the *relative* Hessian diag(w) H diag(w) is the curvature of the
 sigma = 0, and its largest eigenvalue is that of the worst direction. ``scale="absolute"`` gives those of H itself.
 
 Eigenvalues are found by Lanczos iteration with full reorthogonalisation, the trace by Hutchinson's estimator with its
-standard error over probes. Both need only products of the Hessian with vectors. These come from curvlinops where that
-is installed (extra ``curvature``) and can be used, and else from torch's double backward.
+standard error over probes. Both need only products of the Hessian with vectors, which torch's double backward gives.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -38,7 +38,7 @@ from wideflat.energy.shared_noise import Selection, select_parameters
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
 
-__all__ = ["Curvature", "curvature"]
+__all__ = ["Curvature", "Hessian", "curvature"]
 
 
 @dataclass
@@ -117,7 +117,6 @@ def curvature(
     progress: bool = True,
     batch_size: int | None = None,
     forward: Forward | None = None,
-    backend: Literal["auto", "torch", "curvlinops"] = "auto",
 ) -> Curvature:
     """Largest eigenvalues and trace of the Hessian of the mean loss over the data.
 
@@ -128,7 +127,8 @@ def curvature(
         probes: Random vectors for the trace; 0 for none (the trace is then NaN).
         scale: ``"relative"`` for diag(w) H diag(w), which goes with the multiplicative noise of Eq. 4, or
             ``"absolute"`` for H.
-        metric: ``"loss"`` (cross-entropy) or a differentiable function of outputs and targets.
+        metric: ``"loss"`` (cross-entropy; see :mod:`wideflat.energy.metrics`) or a differentiable function of outputs
+            and targets.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
         parameters: Which parameters; see :func:`wideflat.energy.shared_noise.select_parameters`.
         tolerance: Residual of an eigenvalue, relative to the largest, at which it counts as found.
@@ -138,8 +138,6 @@ def curvature(
         progress: Show progress.
         batch_size: Examples a batch, where batches are made here.
         forward: See :func:`wideflat.local_energy`.
-        backend: Where products with the Hessian come from. ``"auto"`` takes curvlinops if it is installed and applies
-            (cross-entropy, batches of inputs and targets, ``batch_norm="eval"``), else torch.
 
     Example:
         L = (1/2) sum_i h_i w_i^2 has the Hessian diag(h).
@@ -152,29 +150,32 @@ def curvature(
         >>> found.eigenvalues.round(4).tolist(), round(found.trace, 4)
         ([3.0, 2.0], 6.0)
     """
-    if top < 0 or probes < 0 or top + probes == 0:
-        raise ValueError(f"top and probes must be >= 0 and not both 0, got {top} and {probes}")
+    for name, value, least in (("top", top, 0), ("probes", probes, 0), ("max_iterations", max_iterations, 1)):
+        if not hasattr(value, "__index__") or operator.index(value) < least:
+            raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    if top + probes == 0:
+        raise ValueError("top and probes must be not both 0: there is nothing to compute")
     if scale not in ("relative", "absolute"):
         raise ValueError(f'scale must be "relative" or "absolute", got {scale!r}')
-    if metric == "error":
+    if isinstance(metric, str) and metric == "error":
         raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
-    names, words = select_parameters(model, parameters)
     evaluation = Evaluation(model, metric, batch_norm, forward)
+    names, words = select_parameters(model, parameters)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
-    operator = _operator(backend, evaluation, blocks, names)
+    hessian = Hessian(evaluation, blocks, names)
     weights = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
     generator = torch.Generator().manual_seed(seed)
 
     def product(v: Tensor) -> Tensor:  # (D, k) -> (D, k)
         if scale == "absolute":
-            return operator(v)
+            return hessian(v)
         w = weights[:, None]
-        return w * operator(w * v)
+        return w * hessian(w * v)
 
     with evaluation.prepared(), Progress("curvature", max_iterations * (top > 0) + probes, enabled=progress) as bar:
-        baseline = operator.loss()
+        baseline = hessian.loss()
         eigenvalues, residuals = lanczos(product, weights, top, tolerance, max_iterations, generator, bar)
         trace, stderr = hutchinson(product, weights, probes, generator, bar)
     return Curvature(
@@ -186,15 +187,15 @@ def curvature(
         {
             "measure": "curvature",
             "metric": evaluation.metric_name,
+            "meaning": evaluation.meaning,
             "scale": scale,
             "batch_norm": batch_norm if evaluation.norms else None,
             "batch_size": batch_size if evaluation.norms and batch_norm == "batch" else None,
             "parameters": words,
             "perturbed": weights.numel(),
             "architecture": architecture(model),
-            "examples": operator.examples,
+            "examples": hessian.examples,
             "augmented": False,
-            "backend": operator.name,
             "seed": seed,
         },
     )
@@ -283,10 +284,20 @@ def hutchinson(
 # ------------------------------------------------------------------------------------- products with the Hessian
 
 
-class _TorchHessian:
-    """Products with the Hessian by double backward, batch by batch; several vectors share one forward pass."""
+class Hessian:
+    """Products with the Hessian by double backward, batch by batch; several vectors share one forward pass.
 
-    name = "torch"
+    Attention is evaluated by torch's ``SDPBackend.MATH``: the faster kernels give the same and have no second
+    derivative.
+
+    Args:
+        evaluation: The network, inside ``evaluation.prepared()``.
+        blocks: The data.
+        names: Which parameters, in the order of the entries of a vector.
+
+    Attributes:
+        examples: How many examples the mean loss is over; known after :meth:`loss`.
+    """
 
     def __init__(self, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> None:
         self.evaluation, self.blocks, self.names = evaluation, blocks, names
@@ -301,78 +312,45 @@ class _TorchHessian:
         total = 0.0
         self.examples = 0
         for batch, size in self._batches():
-            total += float(self.evaluation.values(batch, size).mean()) * size
-            self.examples += size
+            value, counted = self.evaluation.mean(batch, size)
+            total += float(value) * counted
+            self.examples += counted
         return total / self.examples
 
     def __call__(self, v: Tensor) -> Tensor:
         """The product of the Hessian with the columns of ``v``."""
         out = torch.zeros_like(v)
         for batch, size in self._batches():
-            with self.evaluation.differentiable(self.names) as named:
-                parameters = list(named.values())
-                value = self.evaluation.metric(*self.evaluation.outputs(batch)).mean()
-                gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-                used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None and g.requires_grad]
-                for k in range(v.shape[1]):
-                    columns = dict(zip(map(id, parameters), _split(v[:, k], parameters), strict=True))
-                    if not used:
-                        continue
-                    second = torch.autograd.grad(
-                        [g for _, g in used],
-                        parameters,
-                        grad_outputs=[columns[id(p)] for p, _ in used],
-                        retain_graph=k + 1 < v.shape[1],
-                        allow_unused=True,
+            with self.evaluation.differentiable(self.names) as named, sdpa_kernel(SDPBackend.MATH):
+                value, counted = self.evaluation.mean(batch, size)
+                if not value.requires_grad:
+                    raise ValueError(
+                        f"metric {self.evaluation.metric_name} has no gradient: it must be a differentiable function "
+                        "of the outputs, and these of the chosen parameters"
                     )
-                    flat = [
-                        (torch.zeros_like(p) if g is None else g).flatten()
-                        for p, g in zip(parameters, second, strict=True)
-                    ]
-                    out[:, k] += torch.cat(flat).detach() * (size / self.examples)
+                self._add_products(out, value * (counted / self.examples), list(named.values()), v)
         return out
 
-
-class _CurvlinopsHessian(_TorchHessian):
-    """Products with the Hessian by curvlinops."""
-
-    name = "curvlinops"
-
-    def __init__(self, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> None:
-        super().__init__(evaluation, blocks, names)
-        self._operator: Any = None
-
-    def __call__(self, v: Tensor) -> Tensor:
-        with warnings.catch_warnings(), self.evaluation.differentiable(self.names) as named:
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, in its dependencies and in forward mode
-            if self._operator is None:
-                import curvlinops
-
-                self._operator = curvlinops.HessianLinearOperator(
-                    self.evaluation.model,
-                    nn.CrossEntropyLoss(),
-                    list(named.values()),
-                    [batch for batch, _ in self._batches()],
-                    check_deterministic=False,
-                )
-            return (self._operator @ v).detach()
-
-
-def _operator(backend: str, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> _TorchHessian:
-    if backend not in ("auto", "torch", "curvlinops"):
-        raise ValueError(f'backend must be "auto", "torch" or "curvlinops", got {backend!r}')
-    installed = importlib.util.find_spec("curvlinops") is not None
-    applies = evaluation.metric_name == "loss" and evaluation.forward is None and evaluation.batch_norm == "eval"
-    if backend == "curvlinops" and not installed:
-        raise ModuleNotFoundError("curvlinops is not installed: pip install 'wideflat[curvature]'")
-    if backend == "curvlinops" and not applies:
-        raise ValueError(
-            'backend="curvlinops" needs metric="loss", batch_norm="eval" and batches (inputs, targets); '
-            'use backend="torch"'
-        )
-    if backend == "torch" or not (installed and applies):
-        return _TorchHessian(evaluation, blocks, names)
-    return _CurvlinopsHessian(evaluation, blocks, names)
+    @staticmethod
+    def _add_products(out: Tensor, value: Tensor, parameters: Sequence[nn.Parameter], v: Tensor) -> None:
+        """Add the products of the Hessian of ``value`` with the columns of ``v`` to those of ``out``."""
+        gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+        used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
+        if not used:
+            return
+        for k in range(v.shape[1]):
+            directions = _split(v[:, k], parameters)
+            second = torch.autograd.grad(
+                [gradients[i] for i in used],
+                parameters,
+                grad_outputs=[directions[i] for i in used],
+                retain_graph=k + 1 < v.shape[1],
+                allow_unused=True,
+            )
+            flat = [
+                (torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, second, strict=True)
+            ]
+            out[:, k] += torch.cat(flat).detach()
 
 
 def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

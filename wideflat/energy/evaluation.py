@@ -3,58 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
 
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.energy.blocks import to_device
 from wideflat.energy.folding import FoldedNetwork
+from wideflat.energy.labelled import LabelAlignment, has_labels
+from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric
 
-__all__ = ["Evaluation", "Forward", "Metric", "error_metric", "loss_metric"]
+__all__ = ["Evaluation", "Forward", "Metric"]
 
 Metric: TypeAlias = Literal["error", "loss"] | Callable[[Any, Any], Tensor]
 Forward: TypeAlias = Callable[[nn.Module, Any], tuple[Any, Any]]
 
-
-def error_metric(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the answer is wrong: by the largest output, or by the sign where there is one output an example.
-
-    Example:
-        >>> error_metric(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 1])).tolist()
-        [0.0, 1.0]
-        >>> error_metric(torch.tensor([0.3, -2.0]), torch.tensor([1.0, 1.0])).tolist()
-        [0.0, 1.0]
-    """
-    if outputs.dim() == 2 and outputs.shape[1] == 1:
-        outputs = outputs[:, 0]
-    if outputs.dim() == 1:
-        targets = targets.reshape(outputs.shape)
-        return ((outputs > 0) != (targets > 0)).to(torch.float32)
-    if targets.is_floating_point() and targets.shape == outputs.shape:
-        targets = targets.argmax(1)
-    return (
-        (outputs.argmax(1) != targets).float().flatten(1).mean(1)
-        if outputs.dim() > 2
-        else (outputs.argmax(1) != targets).float()
-    )
-
-
-def loss_metric(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every example."""
-    loss = F.cross_entropy(outputs, targets, reduction="none")
-    return loss if loss.dim() == 1 else loss.flatten(1).mean(1)
-
-
-_METRICS: dict[str, Callable[[Any, Any], Tensor]] = {"error": error_metric, "loss": loss_metric}
+_METRICS: dict[str, type[NamedMetric]] = {"error": ErrorMetric, "loss": LossMetric}
 
 
 class Evaluation:
@@ -68,23 +41,41 @@ class Evaluation:
         metric: See :func:`local_energy`.
         batch_norm: See :func:`local_energy`.
         forward: See :func:`local_energy`.
+
+    Attributes:
+        metric: The function of outputs and targets.
+        metric_name: Its name.
+        counted: Examples of the batch that was scored last that have a target that counts: all, but for targets -100.
     """
 
     def __init__(self, model: nn.Module, metric: Metric, batch_norm: str, forward: Forward | None) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a network (torch.nn.Module), got {type(model).__name__} {model!r:.40}")
         self.model = model
         self.module = model  # what is evaluated: the model, or a folded copy
-        if not callable(metric) and metric not in _METRICS:
+        if not callable(metric) and (not isinstance(metric, str) or metric not in _METRICS):
             raise ValueError(f'metric must be "error", "loss" or a function of outputs and targets; got {metric!r}')
-        self.metric = metric if callable(metric) else _METRICS[metric]
+        if forward is not None and not callable(forward):
+            raise TypeError(f"forward must be a function of the model and a batch, got {type(forward).__name__}")
+        self.metric: Callable[[Any, Any], Any] = metric if callable(metric) else _METRICS[metric]()
         self.metric_name = metric if isinstance(metric, str) else getattr(metric, "__qualname__", type(metric).__name__)
+        self.counted = 0
+        self._alignment = LabelAlignment()
         self.forward = forward
         self.batch_norm = batch_norm
         first = next((p for p in model.parameters()), None)
         if first is None:
             raise ValueError(f"{type(model).__name__} has no parameters to perturb")
         self.device = first.device
+        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        self.dtype = kinds.pop() if len(kinds) == 1 else None
         self.has_conv2d = any(p.dim() == 4 for p in model.parameters())
         self.norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+    @property
+    def meaning(self) -> str | None:
+        """What the metric measures, in words: known for one with a name, after the first batch."""
+        return self.metric.meaning if isinstance(self.metric, NamedMetric) else None
 
     @property
     def recalibrates(self) -> bool:
@@ -153,14 +144,23 @@ class Evaluation:
             self.module = folded
 
     def load(self, batch: Any) -> Any:
-        """The batch on the network's device, images in the order of memory that convolutions like."""
+        """The batch on the network's device, its inputs in the precision and order of memory that the network likes."""
         batch = to_device(batch, self.device)
-        if self.has_conv2d and self.forward is None and self.device.type == "cpu":
-            inputs = self._inputs(batch)
-            if isinstance(inputs, Tensor) and inputs.dim() == 4:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-                return (inputs, batch[1]) if isinstance(batch, (tuple, list)) else inputs
-        return batch
+        if self.forward is not None:
+            return batch
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            return tree_map(self._laid_out, batch[0]), batch[1]
+        return self._laid_out(batch) if isinstance(batch, Tensor) else batch
+
+    def _laid_out(self, inputs: Any) -> Any:
+        """Numbers of float64 (NumPy's) as the parameters are, images with channels last on the CPU."""
+        if not isinstance(inputs, Tensor):
+            return inputs
+        if inputs.dtype == torch.float64 and self.dtype is not None:
+            inputs = inputs.to(self.dtype)
+        if self.has_conv2d and self.device.type == "cpu" and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
 
     def _inputs(self, batch: Any) -> Any:
         return batch[0] if isinstance(batch, (tuple, list)) else batch
@@ -178,13 +178,34 @@ class Evaluation:
             return result
         if isinstance(batch, Tensor):
             return self.module(batch), None
+        if has_labels(batch):
+            result = self.module(**batch)
+            named = isinstance(self.metric, NamedMetric)
+            return self._alignment.aligned(result, batch["labels"]) if named else (result, batch["labels"])
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise TypeError(
-                f"a batch must be (inputs, targets); for a {type(batch).__name__}"
+                f"a batch must be (inputs, targets), or a dictionary with labels; for a {type(batch).__name__}"
                 f"{f' of {len(batch)}' if hasattr(batch, '__len__') else ''} give forward=, a function of the model "
                 "and the batch that returns (outputs, targets)"
             )
-        return self.module(batch[0]), batch[1]
+        return self._answer(batch[0]), batch[1]
+
+    def _answer(self, inputs: Any) -> Any:
+        """What the network makes of its inputs: a tensor, or several of them, one by one where it takes so many."""
+        if isinstance(inputs, Tensor):
+            return self.module(inputs)
+        if isinstance(inputs, Mapping) and _takes_names(self.model, inputs):
+            return self.module(**inputs)
+        if isinstance(inputs, (tuple, list)) and _takes_apart(self.model, len(inputs)):
+            return self.module(*inputs)
+        try:
+            return self.module(inputs)
+        except (TypeError, AttributeError) as error:
+            raise TypeError(
+                f"the network got its inputs as one {type(inputs).__name__}, since its forward does not take as many "
+                f"arguments, and failed: {error}. Say how it is called, for example "
+                "forward=lambda model, batch: (model(*batch[0]), batch[1])"
+            ) from error
 
     def values(self, batch: Any, size: int) -> Tensor:
         """The metric of every example in float64, or one number for all of them."""
@@ -192,20 +213,57 @@ class Evaluation:
 
     def score(self, outputs: Any, targets: Any, size: int) -> Tensor:
         """As :meth:`values`, from outputs and targets."""
+        value = self._value(outputs, targets, size).detach()
+        return value.to(torch.float64) if value.device.type != "mps" else value.cpu().to(torch.float64)
+
+    def mean(self, batch: Any, size: int) -> tuple[Tensor, int]:
+        """The mean of the metric over a batch, with its graph, and the number of examples that count."""
+        return self._value(*self.outputs(batch), size).mean(), self.counted
+
+    def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
         value = self.metric(outputs, targets)
+        self.counted = self.metric.counted if isinstance(self.metric, NamedMetric) else size
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value, dtype=torch.float64)
-        value = value.detach()
         if value.dim() > 1 or (value.dim() == 1 and len(value) != size):
             raise ValueError(
                 f"metric must return one number for each of the {size} examples, or one for the batch; got a tensor of "
                 f"shape {tuple(value.shape)}"
             )
-        return value.to(torch.float64) if value.device.type != "mps" else value.cpu().to(torch.float64)
+        return value
 
     def recalibrate(self, batches: Sequence[Any]) -> None:
         """Compute the batch-norm statistics anew, with the weights as they are now: the plain average over batches."""
         refresh_batch_norm(self.model, batches, forward=lambda model, batch: self.outputs(batch))
+
+
+def _arguments(model: nn.Module) -> list[inspect.Parameter]:
+    """What the forward of a network takes; that of the network itself where it is compiled or wrapped."""
+    while (inner := getattr(model, "_orig_mod", None) or _wrapped(model)) is not None:
+        model = inner
+    return list(inspect.signature(model.forward).parameters.values())
+
+
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    return model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else None
+
+
+def _takes_apart(model: nn.Module, count: int) -> bool:
+    """Whether the forward of a network takes several inputs as arguments of their own, rather than as one list."""
+    arguments = _arguments(model)
+    if any(argument.kind is argument.VAR_POSITIONAL for argument in arguments):
+        return True
+    positional = [a for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]
+    needed = sum(argument.default is argument.empty for argument in positional)
+    return needed != 1 and needed <= count <= len(positional)
+
+
+def _takes_names(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
+    """Whether the forward of a network takes inputs by these names, rather than as one dictionary."""
+    arguments = _arguments(model)
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        return True
+    return set(inputs) <= {a.name for a in arguments if a.kind is not a.POSITIONAL_ONLY}
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

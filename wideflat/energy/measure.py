@@ -47,7 +47,8 @@ from wideflat.energy.example_noise import ExampleNoise
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.profile import Comparison, Interrupted, LocalEnergy
 from wideflat.energy.shared_noise import FirstLayer, Selection, SharedNoise, select_parameters
-from wideflat.energy.stratified import Estimate, stratified, student_quantile
+from wideflat.energy.stopping import StoppingRule
+from wideflat.energy.stratified import Estimate, stratified
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
@@ -70,8 +71,6 @@ BatchNorm: TypeAlias = Literal["eval", "recalibrate", "batch"]
 DEFAULT_PASSES = {"batch": 2, "example": 2, "pass": 64}
 #: Passes after which a target that was not reached is given up.
 MOST_PASSES = 1000
-#: Fewest degrees of freedom of an error bar that may end a measurement.
-LEAST_FREEDOM = 15
 #: Blocks that are evaluated before the first look at the error bars; then at every quarter more.
 ROUND = 16
 #: Bytes of prepared batches and of products of a first layer that are kept from one pass to the next.
@@ -174,13 +173,15 @@ def local_energy(
             ``"example"`` where that needs no Flipout (all layers linear, of one vector an example), else ``"batch"``;
             ``conventions["noise"]`` says which it was.
         metric: ``"error"``, ``"loss"`` (cross-entropy), or a function of outputs and targets that gives one number for
-            each example (or one for the batch).
+            each example (or one for the batch). What the first two mean for which outputs and targets stands in
+            :mod:`wideflat.energy.metrics`; ``conventions["meaning"]`` says what was taken.
         batch_norm: Which statistics the perturbed network normalises with: ``"eval"`` the running statistics of the
             unperturbed network (Eq. 4 literally), ``"batch"`` those of each batch, ``"recalibrate"`` running
             statistics computed anew for each perturbation. This changes the answer up to tenfold.
         parameters: Which parameters are perturbed; see :func:`~wideflat.energy.shared_noise.select_parameters`.
             This too.
-        target_stderr: Stop at each sigma when its standard error is below this.
+        target_stderr: Stop at each sigma when its standard error is below this, by the rule of
+            :mod:`wideflat.energy.stopping`: the number of evaluations is decided by a pilot.
         max_passes: Stop at each sigma after this many passes over the data. May be a fraction where the data can be
             indexed: then the error bar includes the choice of the data. Default: 2 (64 with ``noise="pass"``), or, with
             a ``target_stderr``, as many as it takes up to 1000.
@@ -276,8 +277,9 @@ class _Measurement:
             )
         self.model, self.seed, self.common = model, int(seed), bool(common_noise)
         self.target = target_stderr
-        self.names, self.words = select_parameters(model, parameters)
+        self.rule = None if target_stderr is None else StoppingRule(target_stderr, len(self.sigmas))
         self.evaluation = Evaluation(model, metric, batch_norm, forward)
+        self.names, self.words = select_parameters(model, parameters)
         self.calibration = calibration
         probe = Blocks(data, batch_size or 32, self.seed, augment)
         with self.evaluation.prepared():
@@ -453,7 +455,6 @@ class _Measurement:
     def _measure(self, block: Block, number: int, tiles: int, bar: Progress) -> np.ndarray:
         """The dE of one block for each of ``tiles`` passes and each sigma, (tiles, S); NaN where it is not active."""
         evaluation, j, size = self.evaluation, block.index, block.size * tiles
-        self.sizes[j] = block.size
         kept = self._kept.get((j, tiles))
         if kept is None:
             single = evaluation.load(block.batch)
@@ -462,6 +463,7 @@ class _Measurement:
         known = self.baselines.setdefault(j, [])
         if not (known and self.blocks.fixed and self.blocks.indexed):
             known.append(float(self._at(single, block.size, 0.0).mean()))
+            self.sizes[j] = evaluation.counted
         place = (number,) if self.noise == "pass" else (number, j)
         generator = _generator(evaluation.device, derive_seed(self.seed, "noise", *place))
         if self.example is not None:
@@ -520,8 +522,8 @@ class _Measurement:
 
     # ---- what comes out
 
-    def _estimate(self) -> tuple[Estimate, np.ndarray, np.ndarray]:
-        """The estimate from the table, the standard errors, and the examples evaluated at each sigma."""
+    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What blocks gave in every pass at each sigma, their sizes, evaluations, what is added to variances."""
         count = max(len(table) for table in self.rows)
         if self.blocks.indexed and self.noise != "pass":
             count = max(count, self.blocks.count or 0)
@@ -533,24 +535,30 @@ class _Measurement:
         else:
             sizes = np.array([self.sizes.get(j, 0) for j in range(count)], dtype=float)
         evaluations = np.einsum("pjs,j->s", (~np.isnan(table)).astype(float), sizes)
-        with np.errstate(invalid="ignore"):  # where a loss has overflown, the mean is infinite and has no error bar
-            estimate = stratified(table, sizes)
+        extra = np.zeros(len(self.sigmas))
         if self.evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
             with np.errstate(divide="ignore"):
                 extra = np.where((evaluations > 0) & (self.sigmas > 0), 1 / evaluations**2, 0.0)
-            estimate.covariance[np.diag_indices(len(extra))] += extra
+        return table, sizes, evaluations, extra
+
+    def _estimate(self) -> tuple[Estimate, np.ndarray, np.ndarray]:
+        """The estimate from the table, the standard errors, and the examples evaluated at each sigma."""
+        table, sizes, evaluations, extra = self._table()
+        with np.errstate(invalid="ignore"):  # where a loss has overflown, the mean is infinite and has no error bar
+            estimate = stratified(table, sizes)
+            if self.rule is not None:
+                estimate = self.rule.widened(table, sizes, estimate)
+        estimate.covariance[np.diag_indices(len(extra))] += extra
         zero = self.sigmas == 0
         estimate.mean[zero] = estimate.covariance[zero] = estimate.covariance[:, zero] = 0.0
         estimate.degrees_of_freedom[zero] = np.inf
         return estimate, np.sqrt(np.diag(estimate.covariance)), evaluations.astype(int)
 
     def _stop_where_reached(self) -> None:
-        assert self.target is not None
-        estimate, stderr, _ = self._estimate()
-        for s in np.flatnonzero(self.active):
-            freedom = estimate.degrees_of_freedom[s]
-            if freedom >= LEAST_FREEDOM and stderr[s] * student_quantile(0.95, freedom) <= 1.96 * self.target:
-                self.active[s] = False
+        assert self.rule is not None
+        table, sizes, _, extra = self._table()
+        with np.errstate(invalid="ignore"):
+            self.active &= ~self.rule.reached(table, sizes, stratified(table, sizes), extra)
 
     def result(self, complete: bool = True) -> LocalEnergy | None:
         """The profile as far as it was measured; None if nothing was."""
@@ -570,6 +578,7 @@ class _Measurement:
         conventions = {
             "measure": "local energy",
             "metric": self.evaluation.metric_name,
+            "meaning": self.evaluation.meaning,
             "noise": self.noise,
             "batch_norm": self.evaluation.batch_norm if norms else None,
             "batch_size": self.batch_size if norms and self.evaluation.batch_norm == "batch" else None,
@@ -607,7 +616,10 @@ def architecture(model: nn.Module) -> str:
 
 def check_sigmas(sigmas: Any) -> np.ndarray:
     """The strengths of the noise as an array, if that is what they are."""
-    values = np.atleast_1d(np.asarray(sigmas, dtype=float))
+    try:
+        values = np.atleast_1d(np.asarray(sigmas, dtype=float))
+    except (TypeError, ValueError):  # words, or lists of different lengths
+        values = np.empty(0)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all() or (values < 0).any():
         raise ValueError(f"sigmas must be a sequence of numbers >= 0, got {sigmas!r}")
     return values

@@ -245,8 +245,9 @@ class LocalEnergy:
     def about(self) -> str:
         """The conventions that change the answer, in one line."""
         c = self.conventions
+        meaning = f" ({c['meaning']})" if c.get("meaning") else ""
         parts = [
-            f"{c.get('metric', 'error')} of {c['architecture']}" if "architecture" in c else "",
+            f"{c.get('metric', 'error')}{meaning} of {c['architecture']}" if "architecture" in c else "",
             f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
             f"noise: {c['noise']}" if "noise" in c else "",
             f"perturbed: {c['parameters']}" if "parameters" in c else "",

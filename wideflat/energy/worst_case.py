@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.energy.blocks import Block, Blocks
-from wideflat.energy.evaluation import Evaluation, Forward, Metric, loss_metric
+from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.measure import architecture, check_sigmas, whole_passes
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shared_noise import Selection, SharedNoise, select_parameters
@@ -38,7 +39,7 @@ def worst_case(
     noise: Literal["pass", "batch"] = "pass",
     steps: int = 1,
     metric: Metric = "error",
-    objective: Metric = loss_metric,
+    objective: Metric = "loss",
     scale: Literal["relative", "absolute"] = "relative",
     batch_norm: Literal["eval", "batch"] = "eval",
     parameters: Selection = "all",
@@ -58,7 +59,7 @@ def worst_case(
             (what SAM does while training, a larger value).
         steps: Steps of the ascent; 1 is SAM's perturbation.
         metric: What is measured: ``"error"``, ``"loss"`` or a function of outputs and targets.
-        objective: What the ascent increases; default cross-entropy.
+        objective: What the ascent increases: ``"loss"`` (default) or a differentiable function of outputs and targets.
         scale: ``"relative"`` for the ball above; ``"absolute"`` for \|change\| <= sigma \|w\| without regard to the
             size of the single weight.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
@@ -85,14 +86,16 @@ def worst_case(
     radii = check_sigmas(sigmas)
     if noise not in ("pass", "batch"):
         raise ValueError(f'noise must be "pass" or "batch", got {noise!r}: a worst case has no noise of one example')
-    if steps < 1:
-        raise ValueError(f"steps must be >= 1, got {steps}")
+    if not hasattr(steps, "__index__") or operator.index(steps) < 1:
+        raise ValueError(f"steps must be a whole number >= 1, got {steps!r}")
+    if isinstance(objective, str) and objective == "error":
+        raise ValueError('objective must have a gradient, and the error is a step function; use objective="loss"')
     if scale not in ("relative", "absolute"):
         raise ValueError(f'scale must be "relative" or "absolute", got {scale!r}')
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
-    names, words = select_parameters(model, parameters)
     evaluation = Evaluation(model, metric, batch_norm, forward)
+    names, words = select_parameters(model, parameters)
     ascent = Evaluation(model, objective, batch_norm, forward)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     shown = Progress("worst case", enabled=progress)
@@ -114,6 +117,7 @@ def worst_case(
         conventions={
             "measure": f"worst case ({scale}, {steps} step{'s' if steps > 1 else ''}, {noise})",
             "metric": evaluation.metric_name,
+            "meaning": evaluation.meaning,
             "objective": ascent.metric_name,
             "noise": noise,
             "batch_norm": batch_norm if evaluation.norms else None,
@@ -157,9 +161,9 @@ class _Ascent:
         self.change.apply(sigma)
         total, count = 0.0, 0
         for block in blocks():
-            batch = self.evaluation.load(block.batch)
-            total += float(self.evaluation.values(batch, block.size).mean()) * block.size
-            count += block.size
+            value, counted = self.evaluation.mean(self.evaluation.load(block.batch), block.size)
+            total += float(value) * counted
+            count += counted
             self.bar.advance()
         return total, count
 
@@ -190,9 +194,13 @@ class _Ascent:
         total = {name: torch.zeros_like(scale) for name, scale in self.scale.items()}
         for block in blocks():
             with self.ascent.differentiable(self.names) as parameters:
-                batch = self.ascent.load(block.batch)
-                value = self.ascent.metric(*self.ascent.outputs(batch)).mean() * block.size
-                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+                value, counted = self.ascent.mean(self.ascent.load(block.batch), block.size)
+                if not value.requires_grad:
+                    raise ValueError(
+                        f"objective {self.ascent.metric_name} has no gradient: it must be a differentiable function of "
+                        "the outputs, and these of the chosen parameters"
+                    )
+                gradients = torch.autograd.grad(value * counted, list(parameters.values()), allow_unused=True)
             for name, gradient in zip(self.names, gradients, strict=True):
                 if gradient is not None:
                     total[name].addcmul_(gradient, self.scale[name])

@@ -1,0 +1,146 @@
+"""When a measurement ends, and that its error bars are honest although it decided by them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from wideflat import local_energy
+from wideflat.energy.stopping import PILOT_FREEDOM, StoppingRule
+from wideflat.energy.stratified import stratified, student_quantile
+
+
+def measured(rule, draw, blocks, generator, most=400):
+    """A measurement as ``wideflat.energy.measure`` does it, in NumPy: rounds of blocks, passes, a look after each."""
+    sizes = np.ones(blocks)
+    table = np.empty((0, blocks, 1))
+    for number in range(most):
+        table = np.concatenate([table, np.full((1, blocks, 1), np.nan)])
+        order = generator.permutation(blocks)
+        start = 0
+        while start < blocks:
+            end = start + max(16, (start + number * blocks) // 4)
+            chosen = order[start:end]
+            table[number, chosen, 0] = draw(chosen)
+            start = end
+            estimate = stratified(table, sizes)
+            if rule.reached(table, sizes, estimate)[0]:
+                return rule.widened(table, sizes, estimate), int((~np.isnan(table)).sum())
+    raise AssertionError("the target was not reached")
+
+
+#: Blocks, spread of their noise, spread of their means, evaluations that the target needs, shape of the noise.
+CASES = {
+    "within blocks": (16, 0, 3, 64, "gauss"),
+    "blocks of different noise": (20, 1, 3, 150, "gauss"),
+    "between blocks": (400, 0, 0, 60, "gauss"),
+    "skewed": (20, 0, 3, 200, "exponential"),
+}
+
+
+def coverage(case, repetitions, seed=0):
+    """Shares of cases in which two bars, and the 95 % interval, contain the truth; bar over deviation; cost."""
+    blocks, uneven, between, needed, shape = CASES[case]
+    generator = np.random.default_rng(seed)
+    scale = np.linspace(1 - 0.7 * uneven, 1 + 0.7 * uneven, blocks)
+    scale /= np.sqrt((scale**2).mean())
+    data = between * generator.standard_normal(blocks)
+    data -= data.mean()
+    noise = {"gauss": generator.standard_normal, "exponential": lambda n: generator.exponential(size=n) - 1}[shape]
+
+    def draw(chosen):
+        return data[chosen] + scale[chosen] * noise(len(chosen))
+
+    found = []
+    for _ in range(repetitions):
+        estimate, count = measured(StoppingRule(1 / math.sqrt(needed), 1), draw, blocks, generator)
+        bar = math.sqrt(estimate.covariance[0, 0])
+        quantile = student_quantile(0.95, estimate.degrees_of_freedom[0])
+        found.append((estimate.mean[0], bar, quantile, count / needed))
+    mean, bar, quantile, cost = np.array(found).T
+    two, stated = (np.abs(mean) <= 2 * bar).mean(), (np.abs(mean) <= quantile * bar).mean()
+    return two, stated, math.sqrt((bar**2).mean()) / mean.std(), cost.mean()
+
+
+@pytest.mark.parametrize("case", ["within blocks", "between blocks"])
+def test_bars_are_honest_although_they_end_the_measurement(case):
+    two, stated, ratio, cost = coverage(case, 200)
+    assert two > 0.915 and stated > 0.915  # 2.3 deviations of 200 repetitions below 0.95
+    assert ratio > 0.93 and cost < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_bars_cover_the_truth_in_95_of_100_cases(case):
+    two, stated, ratio, cost = coverage(case, 1000, seed=1)
+    assert 0.94 <= two <= 0.98 and 0.94 <= stated <= 0.98
+    assert 0.96 <= ratio <= 1.1 and cost < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["batch", "example", "pass"])
+def test_the_local_energy_of_a_linear_classifier_over_a_thousand_seeds(noise):
+    """dE = mean Phi(-y w.x / (sigma sqrt(sum w^2 x^2))) - E(w) exactly."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(200, 20, generator=generator), torch.randn(20, generator=generator)
+    y = torch.sign(x @ w + 0.5 * torch.randn(200, generator=generator))
+    model = nn.Linear(20, 1, bias=False)
+    model.weight.data.copy_(w)
+    field, scale = (y * (x @ w)).double(), ((x**2) @ (w**2)).sqrt().double()
+    exact = float(torch.special.ndtr(-field / (0.5 * scale)).mean() - (field <= 0).double().mean())
+    cover = []
+    for seed in range(1000):
+        profile = local_energy(
+            model, (x, y), [0.5], noise=noise, target_stderr=0.02, batch_size=10, seed=seed, progress=False
+        )
+        assert profile.complete and profile.stderr[0] <= 0.02
+        cover.append(abs(profile.mean[0] - exact) <= 2 * profile.stderr[0])
+    assert 0.935 <= np.mean(cover) <= 0.98
+
+
+def test_it_is_the_pilot_that_decides_how_many_evaluations_there_are():
+    """Later values that scatter less do not end it sooner; such that scatter more make it go on."""
+    generator = np.random.default_rng(0)
+    table = generator.standard_normal((400, 1, 1))
+    table[: PILOT_FREEDOM + 1] *= 1 / table[: PILOT_FREEDOM + 1].std(ddof=1)
+    quantile = student_quantile(0.95, PILOT_FREEDOM) / 1.96
+    expected = math.ceil(100 * quantile**2)
+
+    def end(table):
+        rule, sizes = StoppingRule(0.1, 1), np.ones(1)
+        looks = (n for n in range(2, 400) if rule.reached(table[:n], sizes, stratified(table[:n], sizes))[0])
+        return next(looks), rule
+
+    quiet = table.copy()
+    quiet[PILOT_FREEDOM + 1 :] = table[: PILOT_FREEDOM + 1].mean()
+    found, rule = end(quiet)
+    assert found == expected
+    bar = math.sqrt(rule.widened(quiet[:found], np.ones(1), stratified(quiet[:found], np.ones(1))).covariance[0, 0])
+    assert bar == pytest.approx(1 / math.sqrt(found))  # that of the pilot, not the shorter one of all
+    loud = table.copy()
+    loud[PILOT_FREEDOM + 1 :] *= 1.5
+    assert end(loud)[0] > 1.3 * expected
+
+
+def test_columns_end_on_their_own_and_keep_their_correlation():
+    generator = np.random.default_rng(1)
+    z = generator.standard_normal((40, 16, 1))
+    table = np.concatenate([0.1 * z, z], 2)
+    rule, sizes = StoppingRule(0.02, 2), np.ones(16)
+    for passes in range(1, 41):
+        estimate = stratified(table[:passes], sizes)
+        reached = rule.reached(table[:passes], sizes, estimate)
+    assert reached.tolist() == [True, False]
+    wide = rule.widened(table, sizes, estimate)
+    variances = np.diag(wide.covariance)
+    assert wide.covariance[0, 1] / math.sqrt(variances.prod()) == pytest.approx(1)
+    assert variances[1] == estimate.covariance[1, 1] and variances[0] >= estimate.covariance[0, 0]
+    assert (wide.mean == estimate.mean).all()
+
+
+def test_what_is_not_finite_is_never_reached():
+    table = np.full((50, 2, 1), np.inf)
+    with np.errstate(invalid="ignore"):
+        assert not StoppingRule(1.0, 1).reached(table, np.ones(2), stratified(table, np.ones(2)))[0]
