@@ -207,3 +207,17 @@ def test_a_file_of_an_earlier_version(tmp_path):
     found = Curvature(np.array([2.0]), np.array([0.0]), 5.0, 0.2, 0.3, {"scale": "relative", "backend": "curvlinops"})
     found.save(tmp_path / "c.json")
     assert Curvature.load(tmp_path / "c.json").local_energy([0.1]).mean[0] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(("outputs", "last"), [(1, nn.Sigmoid()), (3, nn.Softmax(1))], ids=["sigmoid", "softmax"])
+def test_the_loss_of_probabilities_has_the_curvature_of_the_loss_of_logits(outputs, last):
+    torch.manual_seed(0)
+    logits = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
+    data = torch.randn(40, 4, dtype=torch.float64), torch.randint(max(outputs, 2), (40,))
+    ours, theirs = (
+        curvature(model, data, top=2, probes=10_000, tolerance=1e-8, progress=False)
+        for model in (nn.Sequential(logits, last), logits)
+    )
+    assert ours.baseline == pytest.approx(theirs.baseline)
+    assert ours.eigenvalues == pytest.approx(theirs.eigenvalues, rel=1e-5)
+    assert ours.trace == pytest.approx(theirs.trace) and "probabilit" in ours.conventions["meaning"]

@@ -144,3 +144,23 @@ def test_the_first_batch_decides_for_all():
     alignment.aligned({"logits": logits, "loss": own}, labels)
     outputs, targets = alignment.aligned({"logits": logits + torch.randn(4, 6, 5), "loss": None}, labels)
     assert alignment.shifted and outputs.shape == (4, 5, 5) and torch.equal(targets, labels[:, 1:])
+
+
+class Pixels(nn.Module):
+    """A classifier of images with the same interface."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, pixel_values, labels=None):
+        logits = self.head(pixel_values.flatten(1))
+        return {"logits": logits, "loss": F.cross_entropy(logits, labels)}
+
+
+def test_arrays_of_numpy_in_a_dictionary():
+    pixels, labels = np.random.default_rng(0).standard_normal((20, 3, 2, 2)), np.arange(20) % 3
+    model = Pixels()
+    wrong = model.head(torch.tensor(pixels, dtype=torch.float32).flatten(1)).argmax(1).numpy() != labels
+    profile = local_energy(model, {"pixel_values": pixels, "labels": labels}, [0.0, 0.1], progress=False)
+    assert profile.baseline == pytest.approx(wrong.mean())

@@ -150,6 +150,8 @@ class Evaluation:
             return batch
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
             return tree_map(self._laid_out, batch[0]), batch[1]
+        if has_labels(batch):
+            return {name: value if name == "labels" else self._laid_out(value) for name, value in batch.items()}
         return self._laid_out(batch) if isinstance(batch, Tensor) else batch
 
     def _laid_out(self, inputs: Any) -> Any:
