@@ -26,6 +26,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from wideflat import algorithms
 from wideflat.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -37,16 +38,7 @@ __all__ = ["ALGORITHMS", "COLUMNS", "PRESETS", "Preset", "preset"]
 COLUMNS = ("sgd", "rsgd", "esgd", "rsgdxy")
 
 #: Every algorithm that a row can be trained with, and what it is.
-ALGORITHMS: dict[str, str] = {
-    "sgd": "the baseline: SGD (RMSprop for EfficientNet)",
-    "rsgd": "Replicated-SGD (Algorithm 2), as many passes over the data as the baseline in all",
-    "esgd": "Entropy-SGD (Algorithm 1), as many passes over the data as the baseline in all",
-    "rsgdxy": "Replicated-SGD, every replica sees as much data as the baseline",
-    "lookahead": "Entropy-SGD with epsilon = alpha = gamma = 0",
-    "easgd": "elastic averaging: replicas pulled to a center that follows them, constant strength",
-    "parle": "Entropy-SGD in every replica, coupled at its outer steps",
-    "sam": "sharpness-aware minimisation: the gradient at the worst point of a small ball",
-}
+ALGORITHMS: dict[str, str] = {name: algorithm.words for name, algorithm in algorithms.ALGORITHMS.items()}
 
 #: Number of classes and native image size of each data set.
 DATASETS: dict[str, tuple[int, int]] = {
@@ -574,63 +566,5 @@ def preset(name: str, algorithm: str = "sgd") -> Preset:
         raise ValueError(f"there is no preset {name!r}. {nearest(name, PRESETS)}")
     _one_of("algorithm", algorithm, ALGORITHMS)
     row = PRESETS[name]
-    return row[algorithm] if algorithm in row else _other(row, algorithm)
-
-
-def _other(row: dict[str, Preset], algorithm: str) -> Preset:
-    """An algorithm that is not in Table 1, on a row of it."""
-    sgd, rsgd, esgd = row["sgd"], row["rsgd"], row["esgd"]
-    ours = (*sgd.notes, ("algorithm", "not in Table 1: its settings are ours, on the baseline's"))
-    if algorithm == "sam":
-        return dataclasses.replace(
-            sgd,
-            algorithm=algorithm,
-            rho=0.05,
-            paper_error=None,
-            paper_spread=None,
-            notes=(*ours, ("epochs", "as many passes as the baseline, but two gradients for each mini-batch")),
-        )
-    if algorithm == "lookahead":
-        cell = dataclasses.replace(
-            sgd,
-            algorithm=algorithm,
-            lr=0.5,
-            inner_lr=sgd.lr,
-            inner_steps=esgd.inner_steps,
-            paper_error=None,
-            paper_spread=None,
-            notes=(*ours, ("schedule", "drives the inner learning rate; the outer one is constant")),
-        )
-        return cell.with_epochs(esgd.epochs)
-    if algorithm == "easgd":
-        return dataclasses.replace(
-            rsgd,
-            algorithm=algorithm,
-            lr=sgd.lr,
-            schedule=sgd.schedule.rescaled(rsgd.epochs),
-            gamma0=0.3 / (10 * sgd.lr),
-            gamma_factor=1.0,
-            focusing="constant",
-            period=10,
-            period_changes=(),
-            paper_error=None,
-            paper_spread=None,
-            notes=(*ours, ("gamma0", "lr K gamma = 0.9 / y at the start, the moving rate of the EASGD paper")),
-        )
-    return dataclasses.replace(  # parle
-        esgd.with_epochs(max(1, round(esgd.epochs / rsgd.num_replicas))),
-        algorithm=algorithm,
-        num_replicas=rsgd.num_replicas,
-        replica_gamma0=rsgd.gamma0,
-        replica_gamma_factor=rsgd.gamma_factor,
-        replica_focusing=rsgd.focusing,
-        paper_error=None,
-        paper_spread=None,
-        paper_gamma1=None,
-        notes=(
-            *ours,
-            ("epochs", "Entropy-SGD's divided by the replicas: as many passes in all"),
-            ("gamma0", "Entropy-SGD's within each replica"),
-            ("replica_gamma0", "Replicated-SGD's between replicas"),
-        ),
-    )
+    settings = algorithms.ALGORITHMS[algorithm].settings
+    return row[algorithm] if settings is None else settings(row)
