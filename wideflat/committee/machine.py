@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat import interruption
 from wideflat.files import atomic_write
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(interruption.Interrupted):
     """Training was interrupted with Ctrl-C; ``solutions`` holds what there is, unfinished restarts included."""
 
     def __init__(self, message: str, solutions: Solutions) -> None:
