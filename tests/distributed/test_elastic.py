@@ -16,7 +16,7 @@ from torch import nn
 pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft: pip install 'wideflat[distributed]'")
 
 import wideflat
-from wideflat.distributed.elastic import LivingReplicas, start_lighthouse
+from wideflat.distributed.elastic import ElasticReplicas, start_lighthouse
 
 #: torchft says "warn" to its logger when it tries again, which a slow machine makes it do.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")
@@ -166,11 +166,11 @@ def test_random_schedule(tmp_path, capsys, seed):
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.delenv("TORCHFT_LIGHTHOUSE", raising=False)
     with pytest.raises(ValueError, match="torchft_lighthouse --min_replicas 1"):
-        LivingReplicas(nn.Linear(1, 1), index=0, num_replicas=2)
+        ElasticReplicas(nn.Linear(1, 1), index=0, num_replicas=2)
     with pytest.raises(ValueError, match="index must be at least 0 and below num_replicas = 2, got 2"):
-        LivingReplicas(nn.Linear(1, 1), index=2, num_replicas=2)
+        ElasticReplicas(nn.Linear(1, 1), index=2, num_replicas=2)
     with pytest.raises(ValueError, match="start_from"):
-        LivingReplicas(nn.Linear(1, 1), index=0, num_replicas=2, start_from="nothing")
+        ElasticReplicas(nn.Linear(1, 1), index=0, num_replicas=2, start_from="nothing")
 
 
 @pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # by torchft, in this process
@@ -192,7 +192,7 @@ def test_one_replica_alone_trains_as_without_others():
     said = []
     try:
         address = f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
-        with LivingReplicas(
+        with ElasticReplicas(
             model,
             index=1,
             num_replicas=2,

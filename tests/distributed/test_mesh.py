@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import wideflat
-from wideflat.distributed.mesh import FlatBuckets, MeshReplicas, ending_together, seed_replica
+from wideflat.distributed.ending_together import ending_together
+from wideflat.distributed.mesh import FlatBuckets, MeshReplicas, seed_replica
 
 BATCH, CLASSES, STEPS = 8, 3, 7
 

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
-from wideflat.training.ranks import RankTraining
-from wideflat.training.runs import Run
-from wideflat.training.training import Training, train
+from wideflat.training import Run, Training, train
+from wideflat.training.ranks import Ranks
 
 JOB = Path(__file__).with_name("training_job.py")
 spec = importlib.util.spec_from_file_location("training_job", JOB)
@@ -28,7 +27,7 @@ def flat(network):
     return torch.cat([p.detach().flatten() for p in network.parameters()])[::97].clone()
 
 
-class Double:
+class DoubleTraining(Training):
     """A training in float64, so that the order of sums does not matter and everything else does."""
 
     def _network(self, a):
@@ -38,21 +37,13 @@ class Double:
         return x.double(), y
 
 
-class DoubleTraining(Double, Training):
-    pass
-
-
-class DoubleRankTraining(Double, RankTraining):
-    pass
-
-
 def train_rank(algorithm, resume, changes):
     experiment = job.experiment(algorithm, **changes)
     shape = experiment.num_replicas, dist.get_world_size() // experiment.num_replicas
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "dp"))
 
     def make():
-        return DoubleRankTraining(experiment, job.images(), job.options(), torch.device("cpu"), mesh)
+        return DoubleTraining(experiment, job.images(), job.options(), company=Ranks(mesh))
 
     training = make()
     steps, rows = [], []
@@ -112,7 +103,7 @@ def test_ranks_train_as_one_process_does(ranks, algorithm, world_size, changes):
 def gamma0_of_rank():
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replica", "dp"))
     experiment = job.experiment("esgd", num_replicas=1, gamma0=None)
-    training = DoubleRankTraining(experiment, job.images(), job.options(), torch.device("cpu"), mesh)
+    training = DoubleTraining(experiment, job.images(), job.options(), company=Ranks(mesh))
     return training.learner.focusing[0].gamma
 
 
@@ -125,7 +116,7 @@ def noise_of_ranks():
     """What dropout would draw, and whether the weights of a replica are equal."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replica", "dp"))
     experiment = job.experiment("sgd", num_replicas=1)
-    training = RankTraining(experiment, job.images(), job.options(), torch.device("cpu"), mesh)
+    training = Training(experiment, job.images(), job.options(), company=Ranks(mesh))
     training._seed_noise(0)
     noise = torch.rand(3)
     for _ in range(4):

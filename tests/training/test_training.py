@@ -16,8 +16,9 @@ import wideflat.models
 from wideflat.cli import main
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import ALGORITHMS, PRESETS, preset
-from wideflat.training.runs import Run
-from wideflat.training.training import Diverged, Interrupted, Options, Training, augmentation, evaluate, train
+from wideflat.training import Diverged, Interrupted, Options, Run, Training, train
+from wideflat.training.scores import evaluate
+from wideflat.training.training import augmentation
 
 
 def images(count=64, size=32, classes=10, test=32, seed=0):
@@ -149,9 +150,9 @@ def test_seeds_differ_and_repeat():
 def test_focusing_and_the_center():
     data = images(40, 16)
     esgd = trained(small("esgd", epochs=2), data)
-    assert esgd.learner.figures()["gamma"] == pytest.approx(5.0)  # gamma0 0.5, factor 10
+    assert esgd.learner.metrics()["gamma"] == pytest.approx(5.0)  # gamma0 0.5, factor 10
     rsgd = trained(small("rsgd", epochs=2), data)
-    assert rsgd.learner.figures()["gamma"] == pytest.approx(10.0)  # 1e-3, factor 1e4
+    assert rsgd.learner.metrics()["gamma"] == pytest.approx(10.0)  # 1e-3, factor 1e4
     mean = torch.stack([vector(n) for n in rsgd.learner.networks]).mean(0)
     torch.testing.assert_close(vector(rsgd.center()), mean)
     # mid-cycle, the center of Entropy-SGD is w and not w'
@@ -273,7 +274,7 @@ def take_steps(name, algorithm, steps):
     after = vector(training.learner.networks[0])
     assert torch.isfinite(after).all() and not torch.equal(before, after)
     center = training.center()
-    if not training.learner.refreshes:  # after so few steps the running statistics are far from those of the weights
+    if not training.learner.needs_batch_norm:  # after so few steps the running statistics are far from those of the weights
         wideflat.refresh_batch_norm(center, [training._batch(0, 0)])
     result = evaluate([center], training._plain("test"))
     assert 0 <= result.errors[0] <= 1 and math.isfinite(result.losses[0])
@@ -368,7 +369,7 @@ def test_until_ends_the_training_and_a_killed_run_ends_there_too(tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            "wideflat.training.training._finish", lambda run, training: (_ for _ in ()).throw(RuntimeError("killed"))
+            "wideflat.training.loop._Record.finish", lambda self, training: (_ for _ in ()).throw(RuntimeError("killed"))
         )
         with pytest.raises(RuntimeError, match="killed"):
             train(experiment, tmp_path / "killed", data, until=second, **QUIET)
