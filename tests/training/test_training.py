@@ -274,7 +274,7 @@ def take_steps(name, algorithm, steps):
     after = vector(training.learner.networks[0])
     assert torch.isfinite(after).all() and not torch.equal(before, after)
     center = training.center()
-    if not training.learner.needs_batch_norm:  # after so few steps the running statistics are far from those of the weights
+    if not training.learner.needs_batch_norm:  # after so few steps running statistics are far from those of the weights
         wideflat.refresh_batch_norm(center, [training._batch(0, 0)])
     result = evaluate([center], training._plain("test"))
     assert 0 <= result.errors[0] <= 1 and math.isfinite(result.losses[0])
@@ -368,9 +368,11 @@ def test_until_ends_the_training_and_a_killed_run_ends_there_too(tmp_path, monke
     assert whole.result()["epoch"] == 2
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "wideflat.training.loop._Record.finish", lambda self, training: (_ for _ in ()).throw(RuntimeError("killed"))
-        )
+
+        def killed(record, training):
+            raise RuntimeError("killed")
+
+        patch.setattr("wideflat.training.loop._Record.finish", killed)
         with pytest.raises(RuntimeError, match="killed"):
             train(experiment, tmp_path / "killed", data, until=second, **QUIET)
     killed = train(experiment, tmp_path / "killed", data, until=second, **QUIET)
