@@ -38,6 +38,7 @@ FILES = (
     "easgd",
     "parle",
     "sam",
+    "ema",
 )
 
 #: Every algorithm, by name.
