@@ -15,8 +15,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from wideflat.distributed.group import InProcess, ReplicaGroup, detached, mean
-from wideflat.kernels.flat_blocks import cache_blocks
+from wideflat.distributed.group import InProcess, ReplicaGroup, detached, set_to_mean
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -163,10 +162,10 @@ class Replicas(nn.Module):
         center = copy.deepcopy(self.models[0])
         center.zero_grad(set_to_none=True)
         members = [list(model.parameters()) for model in self.models]
-        _set_to_mean(list(center.parameters()), members)
+        set_to_mean(list(center.parameters()), members)
         if buffers == "average":
             real = [[b for b in model.buffers() if b.is_floating_point()] for model in self.models]
-            _set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
+            set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
         return center
 
     def distances(self) -> Tensor:
@@ -445,8 +444,3 @@ def _growth(s: float, period: int, momentum: float, nesterov: bool) -> float:
 
 def _stack(members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([member[name] for member in members]) for name in members[0]}
-
-
-def _set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) -> None:
-    for out, *pieces in cache_blocks(target, *members):
-        torch._foreach_copy_(out, mean(pieces))

@@ -55,7 +55,7 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="bar
         start_from=start_from,
         timeout=10.0,
         start_timeout=60.0,
-        patience=90.0,
+        patience=40.0,  # nobody waits longer for a meeting: it would be given up
         host="127.0.0.1",
         say=say,
     )

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:
 
 JOB = Path(__file__).with_name("replica_job.py")
 
-#: Survivors wait at most: the heartbeat timeout, one exchange that breaks and one that succeeds, on a loaded machine.
-HEARTBEAT, LONGEST_WAIT = 1.5, 8.0
+#: Seconds of silence after which a replica counts as dead.
+HEARTBEAT = 1.5
 
 
 class Cluster:
@@ -118,7 +118,6 @@ def check(steps, back, gone, third, results, logs):
     assert joined % 10 == 0 and joined > 0  # it came in at a meeting, where the others were
     for result in results.values():
         assert result["steps"] == steps
-        assert result["longest_wait"] < LONGEST_WAIT
         assert sorted(result["alive"]) == sorted([first, third])
     assert results[third]["done"] == steps and not results[third]["came_back"]
     assert results[first]["came_back"] and results[first]["done"] == steps - joined

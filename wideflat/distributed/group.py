@@ -18,7 +18,7 @@ from wideflat.kernels.flat_blocks import cache_blocks
 if TYPE_CHECKING:
     from wideflat.replicas import Replicas
 
-__all__ = ["Block", "InProcess", "ReplicaGroup", "detached", "mean", "square_distance"]
+__all__ = ["Block", "InProcess", "ReplicaGroup", "detached", "mean", "set_to_mean", "square_distance"]
 
 #: Of one block: the pieces of each replica in this process, those of the other lists, and those of the barycenter.
 Block: TypeAlias = tuple[list[list[Tensor]], list[list[Tensor]], list[Tensor]]
@@ -130,6 +130,12 @@ def mean(members: Sequence[list[Tensor]]) -> list[Tensor]:
         torch._foreach_add_(total, tensors)
     torch._foreach_div_(total, len(members))
     return total
+
+
+def set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) -> None:
+    """Write the mean of parallel lists of tensors into ``target``."""
+    for out, *pieces in cache_blocks(target, *members):
+        torch._foreach_copy_(out, mean(pieces))
 
 
 def square_distance(w: list[Tensor], w_bar: list[Tensor]) -> Tensor:
