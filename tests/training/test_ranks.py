@@ -1,5 +1,6 @@
 """``wideflat train`` on ranks is ``wideflat train`` in one process: step by step, on disk, resumed either way."""
 
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
-from wideflat.training import Run, Training, train
+from wideflat.training import Run, Training, train, train_in
 from wideflat.training.ranks import Ranks
 
 JOB = Path(__file__).with_name("training_job.py")
@@ -185,3 +186,40 @@ def test_torchrun_with_another_number_of_ranks_is_refused(tmp_path):
     code, output = torchrun(JOB, tmp_path / "run", ranks=3)
     assert code != 0
     assert "--nproc-per-node 2" in output and "--num-replicas 3" in output
+
+
+def end_early(out, how):
+    """All replicas diverge, one alone does, or one rank alone is asked to stop, in the middle of an epoch."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "dp"))
+    original, last = Training.iterate, dist.get_rank() == 1
+
+    def iterate(training):
+        if training.step == 4 and last and how == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if training.step == 4 and last and how == "diverge":
+            with torch.no_grad():
+                next(training.learner.networks[0].parameters()).fill_(torch.nan)
+        return original(training)
+
+    Training.iterate = iterate
+    preset = dataclasses.replace(job.experiment("rsgd"), batch_size=8, period=100)  # 12 steps an epoch, no coupling
+    try:
+        train_in(Ranks(mesh), preset, out, job.images(), job.options(), tensorboard=False, progress=False)
+    finally:
+        Training.iterate = original
+
+
+@pytest.mark.parametrize(("how", "kind"), [("stop", "Interrupted"), ("diverge", "Diverged")])
+def test_what_ends_one_rank_ends_all_and_is_recorded(ranks, tmp_path, how, kind):
+    results = ranks(end_early, 2, str(tmp_path / "run"), how, errors=True)
+    assert [found for found, _ in results] == [kind, kind]
+    run = Run.open(tmp_path / "run")
+    event = run.metrics("events")[-1]["event"]
+    with run.locked():
+        state = run.restore()
+    if how == "stop":
+        assert "stopped by SIGTERM at epoch 0.83 of 2" in event  # they agree at every tenth iteration
+        assert state["step"] == 10
+    else:
+        assert "of replica 1 is not finite" in event or "the training loss is nan" in event
+        assert state is None

@@ -6,6 +6,7 @@ algorithm  networks              one iteration                          center
 sgd        1                     a step of SGD or RMSprop               the network
 sam        1                     the same, with the gradient at the     the network
                                  worst point of a small ball
+ema        1                     a step of SGD or RMSprop               a running mean of the network's weights
 esgd       1                     an inner step of Entropy-SGD; each     w, where the outer steps lead
                                  L-th also an outer one (Algorithm 1)
 lookahead  1                     the same, epsilon = alpha = gamma = 0  w
