@@ -44,6 +44,7 @@ from wideflat.data import dress_coat, load
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.metrics import error_metric
 from wideflat.models import resnet18, smallconvnet
+from wideflat.training.flatness import images_of_run
 from wideflat.training.runs import Run
 from wideflat.training.state_files import load_state
 
@@ -217,7 +218,7 @@ def mlp_task(n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, st
 def of_run(path: Path, n: int, folder: Path | None) -> tuple[nn.Module, Tensor, Tensor, str]:
     """The network of a run, finished or not, and n of its training images."""
     run = Run.open(path)
-    images = run.data(folder)
+    images = images_of_run(run, folder)
     part = images.train
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (images.mean, images.std))
     x = part.images[:n].float().div_(255).sub_(mean).div_(std).contiguous()

@@ -266,6 +266,15 @@ def test_distances_are_half_the_squared_norm():
         coupling.initial_gamma([1.0])
 
 
+def test_losses_that_are_python_numbers_keep_all_their_digits():
+    models = iter([torch.nn.Linear(1, 1, bias=False).double() for _ in range(2)])
+    replicas = wideflat.Replicas(lambda: next(models), 2)
+    for model, w in zip(replicas, (0.0, 2.0), strict=True):
+        torch.nn.init.constant_(model.weight, w)
+    loss = 1 / 3
+    assert wideflat.ReplicaCoupling(replicas).initial_gamma([loss, loss]) == 2 * loss  # the distances add up to 1
+
+
 @pytest.mark.parametrize("replicas", [lambda: make_replicas(1), lambda: make_replicas(3, independent=False)])
 def test_replicas_that_coincide_have_no_initial_gamma(replicas):
     coupling = wideflat.ReplicaCoupling(replicas())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wideflat.distributed.group import detached
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
 
@@ -125,14 +126,14 @@ class EASGD(ReplicaCoupling):
         #: The center, parameter by parameter; at the barycenter to begin with.
         self.center: list[Tensor] = [p.detach().clone() for p in self._trainable()[0]]
         with torch.no_grad():
-            for _, (center,), w_bar in self.group.blocks(self._weights(self._trainable()), self.center):
+            for _, (center,), w_bar in self.group.blocks(detached(self._trainable()), self.center):
                 torch._foreach_copy_(center, w_bar)
 
     def _attract(self) -> None:
         members = self._trainable()
         strength = self.period * float(self.gamma)
         gradients = self._gradients(members)
-        for w, (center, *dw), w_bar in self.group.blocks(self._weights(members), self.center, *gradients):
+        for w, (center, *dw), w_bar in self.group.blocks(detached(members), self.center, *gradients):
             for w_a, dw_a in zip(w, dw, strict=True):
                 torch._foreach_add_(dw_a, torch._foreach_sub(w_a, center), alpha=strength)
             torch._foreach_lerp_(center, w_bar, self.rate)

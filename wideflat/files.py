@@ -16,7 +16,11 @@ try:
 except ImportError:  # Windows: nothing is held there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["atomic_write", "hold", "sha256"]
+__all__ = ["DamagedState", "atomic_write", "hold", "sha256"]
+
+
+class DamagedState(RuntimeError):
+    """A file of a saved state is missing, truncated or altered."""
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from wideflat.kernels.flat_blocks import cache_blocks
+from wideflat.distributed.group import InProcess, ReplicaGroup, detached, set_to_mean
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -163,104 +163,15 @@ class Replicas(nn.Module):
         center = copy.deepcopy(self.models[0])
         center.zero_grad(set_to_none=True)
         members = [list(model.parameters()) for model in self.models]
-        _set_to_mean(list(center.parameters()), members)
+        set_to_mean(list(center.parameters()), members)
         if buffers == "average":
             real = [[b for b in model.buffers() if b.is_floating_point()] for model in self.models]
-            _set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
+            set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
         return center
 
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""
-        return _InProcess(self).distances()
-
-
-#: Of one block: the pieces of each replica in this process, those of the other lists, and those of the barycenter.
-Block: TypeAlias = tuple[list[list[Tensor]], list[list[Tensor]], list[Tensor]]
-
-
-class ReplicaGroup(Protocol):
-    """Who the replicas are and how their mean is found: all that `ReplicaCoupling` needs to know of them.
-
-    Here they live in one process. Replicas on other processes are other such groups (`wideflat.distributed.mesh`,
-    `wideflat.distributed.elastic`): their ``members`` are those of this process, and their sums run over all replicas.
-    """
-
-    num_replicas: int
-
-    @property
-    def members(self) -> list[list[Tensor]]:
-        """The parameters of each replica in this process."""
-
-    def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
-        """Walk through the weights and their barycenter, block by block.
-
-        Args:
-            members: Tensors of each replica in this process, detached.
-            *others: Further lists to be cut in the same way: gradients, a center.
-        """
-
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all replicas of one number for each replica in this process."""
-
-    def distances(self) -> Tensor:
-        """d(w_a, w_bar) of each replica in this process."""
-
-    def gather(self, values: Tensor) -> Tensor:
-        """One number for each replica, given those of this process."""
-
-    def buffers(self) -> Iterator[Tensor]:
-        """The buffers of the networks in this process."""
-
-    def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
-        """A copy of the network, taken within ``at_barycenter()``."""
-
-    def prefetch(self, *members: list[Tensor]) -> bool:
-        """Start on the means of these tensors, if that takes long; says whether it did."""
-
-    def check(self) -> None:
-        """Called before each attraction: refuse to go on where the replicas are not what they should be."""
-
-
-class _InProcess:
-    """The group of replicas in one process."""
-
-    def __init__(self, replicas: Replicas) -> None:
-        self.replicas = replicas
-        self.num_replicas = len(replicas)
-        # Collected once: walking through the modules costs more than the attraction of small networks.
-        self.members: list[list[Tensor]] = [list(model.parameters()) for model in replicas]
-
-    def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
-        y = len(members)
-        for pieces in cache_blocks(*members, *others):
-            yield pieces[:y], pieces[y:], _mean(pieces[:y])
-
-    def total(self, values: Tensor) -> Tensor:
-        return values.sum()
-
-    @torch.no_grad()
-    def distances(self) -> Tensor:
-        members = _detached(self.members)
-        squares = torch.zeros(len(members), dtype=torch.float64)
-        for pieces, _, w_bar in self.blocks(members):
-            for index, w in enumerate(pieces):
-                squares[index] += square_distance(w, w_bar)
-        return squares / 2
-
-    def gather(self, values: Tensor) -> Tensor:
-        return values
-
-    def buffers(self) -> Iterator[Tensor]:
-        return self.replicas.buffers()
-
-    def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
-        return self.replicas.barycenter(buffers)
-
-    def prefetch(self, *members: list[Tensor]) -> bool:
-        return False
-
-    def check(self) -> None:
-        pass
+        return InProcess(self).distances()
 
 
 class ReplicaCoupling:
@@ -364,7 +275,7 @@ class ReplicaCoupling:
 
     def _attract_gradients(self, strength: float) -> None:
         members = self._trainable()
-        for weights, gradients, w_bar in self.group.blocks(self._weights(members), *self._gradients(members)):
+        for weights, gradients, w_bar in self.group.blocks(detached(members), *self._gradients(members)):
             for w, dw in zip(weights, gradients, strict=True):
                 torch._foreach_add_(dw, torch._foreach_sub(w, w_bar), alpha=strength)
 
@@ -375,17 +286,13 @@ class ReplicaCoupling:
         for index, same in enumerate(zip(*members, strict=True)):
             by_rate.setdefault(tuple(rates.get(p, 0.0) for p in same), []).append(index)
         for lrs, chosen in by_rate.items():
-            for weights, _, w_bar in self.group.blocks(self._weights([[w[i] for i in chosen] for w in members])):
+            for weights, _, w_bar in self.group.blocks(detached([[w[i] for i in chosen] for w in members])):
                 for w, lr in zip(weights, lrs, strict=True):
                     s = lr * strength
                     torch._foreach_lerp_(w, w_bar, s / (1 + s))
 
     def _trainable(self) -> list[list[Tensor]]:
         return [[p for p in w if p.requires_grad] for w in self.group.members]
-
-    @staticmethod
-    def _weights(members: list[list[Tensor]]) -> list[list[Tensor]]:
-        return _detached(members)
 
     @staticmethod
     def _gradients(members: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -435,7 +342,8 @@ class ReplicaCoupling:
         Raises:
             ValueError: If the replicas coincide, so that there is no distance to divide by.
         """
-        values = torch.tensor([torch.as_tensor(loss).detach().item() for loss in losses], dtype=torch.float64)
+        numbers = [loss.detach().item() if isinstance(loss, Tensor) else float(loss) for loss in losses]
+        values = torch.tensor(numbers, dtype=torch.float64)
         here = len(self.group.members)
         if len(values) != here:
             raise ValueError(f"expected the loss of each of the {here} replicas, got {len(values)}")
@@ -463,7 +371,7 @@ class ReplicaCoupling:
         tensors = [p.detach() for w in self.group.members for p in w] + list(self.group.buffers())
         kept = [tensor.clone() for tensor in tensors]
         with torch.no_grad():
-            for weights, _, w_bar in self.group.blocks(_detached(self.group.members)):
+            for weights, _, w_bar in self.group.blocks(detached(self.group.members)):
                 for w in weights:
                     torch._foreach_copy_(w, w_bar)
         try:
@@ -489,7 +397,7 @@ class ReplicaCoupling:
             Whether communication was started.
         """
         due = (self.calls + 1) % self.period == 0 and float(self.gamma) and self.group.num_replicas > 1
-        return bool(due) and self.mode == "gradient" and self.group.prefetch(*self._weights(self._trainable()))
+        return bool(due) and self.mode == "gradient" and self.group.prefetch(*detached(self._trainable()))
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs."""
@@ -503,7 +411,7 @@ class ReplicaCoupling:
 def replica_group(replicas: Replicas | nn.Module | ReplicaGroup, mesh: DeviceMesh | None = None) -> ReplicaGroup:
     """Who the replicas are: all in this process, or one on each rank of a mesh, or a group that was made before."""
     if mesh is not None:
-        from wideflat.distributed.mesh import MeshReplicas
+        from wideflat.distributed.mesh import MeshReplicas  # DTensor takes longer to import than all of wideflat
 
         if isinstance(replicas, Replicas) or not isinstance(replicas, nn.Module):
             raise TypeError(
@@ -512,7 +420,7 @@ def replica_group(replicas: Replicas | nn.Module | ReplicaGroup, mesh: DeviceMes
             )
         return MeshReplicas(replicas, mesh)
     if isinstance(replicas, Replicas):
-        return _InProcess(replicas)
+        return InProcess(replicas)
     if isinstance(replicas, nn.Module) or not hasattr(replicas, "blocks"):
         raise TypeError(
             f"expected wideflat.Replicas, got {type(replicas).__name__}; for one network on each rank, with the other "
@@ -537,29 +445,3 @@ def _growth(s: float, period: int, momentum: float, nesterov: bool) -> float:
 
 def _stack(members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([member[name] for member in members]) for name in members[0]}
-
-
-def _detached(members: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    return [[p.detach() for p in w] for w in members]
-
-
-def _mean(members: Sequence[list[Tensor]]) -> list[Tensor]:
-    """The mean of parallel lists of tensors."""
-    if len(members) == 1:
-        return [tensor.clone() for tensor in members[0]]
-    total = list(torch._foreach_add(members[0], members[1]))
-    for tensors in members[2:]:
-        torch._foreach_add_(total, tensors)
-    torch._foreach_div_(total, len(members))
-    return total
-
-
-def _set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) -> None:
-    for out, *pieces in cache_blocks(target, *members):
-        torch._foreach_copy_(out, _mean(pieces))
-
-
-def square_distance(w: list[Tensor], w_bar: list[Tensor]) -> Tensor:
-    """The squared distance between two lists of tensors, in float64 on the CPU."""
-    norms = torch._foreach_norm(torch._foreach_sub(w, w_bar))
-    return torch.stack(list(norms)).double().square().sum().cpu()

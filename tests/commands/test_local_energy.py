@@ -123,8 +123,7 @@ def test_ctrl_c_writes_what_was_measured(project, tmp_path, monkeypatch, capsys)
 def test_a_run_with_the_augmentation_of_its_training(tmp_path, monkeypatch, capsys):
     from wideflat.data import ImageData, ImageSplit
     from wideflat.presets import preset
-    from wideflat.training.runs import Run
-    from wideflat.training.training import train
+    from wideflat.training import train
 
     g = torch.Generator().manual_seed(0)
     part = ImageSplit(torch.randint(256, (48, 3, 32, 32), generator=g).to(torch.uint8), torch.arange(48) % 10)
@@ -136,7 +135,7 @@ def test_a_run_with_the_augmentation_of_its_training(tmp_path, monkeypatch, caps
         progress=False,
         tensorboard=False,
     )
-    monkeypatch.setattr(Run, "data", lambda self, folder=None: images)
+    monkeypatch.setattr("wideflat.training.flatness.load", lambda *_, **__: images)
     assert main(["local-energy", str(tmp_path / "run"), "--sigmas", "0", "0.5", "--metric", "loss"]) == 0
     profile = LocalEnergy.load(tmp_path / "run" / "local_energy.json")
     assert profile.conventions["examples"] == 48 and profile.conventions["augmented"]

@@ -15,7 +15,7 @@ from torch import nn
 
 import wideflat
 from wideflat.data import dress_coat
-from wideflat.distributed.elastic import LivingReplicas
+from wideflat.distributed.elastic import ElasticReplicas
 from wideflat.files import atomic_write
 from wideflat.seeds import derive_seed
 
@@ -45,7 +45,7 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="bar
     torch.manual_seed(derive_seed(seed, "weights", index))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    group = LivingReplicas(
+    group = ElasticReplicas(
         model,
         index=index,
         num_replicas=num_replicas,
@@ -55,7 +55,7 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="bar
         start_from=start_from,
         timeout=10.0,
         start_timeout=60.0,
-        patience=90.0,
+        patience=40.0,  # nobody waits longer for a meeting: it would be given up
         host="127.0.0.1",
         say=say,
     )

@@ -16,15 +16,15 @@ from torch import nn
 pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft: pip install 'wideflat[distributed]'")
 
 import wideflat
-from wideflat.distributed.elastic import LivingReplicas, start_lighthouse
+from wideflat.distributed.elastic import ElasticReplicas, start_lighthouse
 
 #: torchft says "warn" to its logger when it tries again, which a slow machine makes it do.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")
 
 JOB = Path(__file__).with_name("replica_job.py")
 
-#: Survivors wait at most: the heartbeat timeout, one exchange that breaks and one that succeeds, on a loaded machine.
-HEARTBEAT, LONGEST_WAIT = 1.5, 8.0
+#: Seconds of silence after which a replica counts as dead.
+HEARTBEAT = 1.5
 
 
 class Cluster:
@@ -118,7 +118,6 @@ def check(steps, back, gone, third, results, logs):
     assert joined % 10 == 0 and joined > 0  # it came in at a meeting, where the others were
     for result in results.values():
         assert result["steps"] == steps
-        assert result["longest_wait"] < LONGEST_WAIT
         assert sorted(result["alive"]) == sorted([first, third])
     assert results[third]["done"] == steps and not results[third]["came_back"]
     assert results[first]["came_back"] and results[first]["done"] == steps - joined
@@ -166,11 +165,11 @@ def test_random_schedule(tmp_path, capsys, seed):
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.delenv("TORCHFT_LIGHTHOUSE", raising=False)
     with pytest.raises(ValueError, match="torchft_lighthouse --min_replicas 1"):
-        LivingReplicas(nn.Linear(1, 1), index=0, num_replicas=2)
+        ElasticReplicas(nn.Linear(1, 1), index=0, num_replicas=2)
     with pytest.raises(ValueError, match="index must be at least 0 and below num_replicas = 2, got 2"):
-        LivingReplicas(nn.Linear(1, 1), index=2, num_replicas=2)
+        ElasticReplicas(nn.Linear(1, 1), index=2, num_replicas=2)
     with pytest.raises(ValueError, match="start_from"):
-        LivingReplicas(nn.Linear(1, 1), index=0, num_replicas=2, start_from="nothing")
+        ElasticReplicas(nn.Linear(1, 1), index=0, num_replicas=2, start_from="nothing")
 
 
 @pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # by torchft, in this process
@@ -192,7 +191,7 @@ def test_one_replica_alone_trains_as_without_others():
     said = []
     try:
         address = f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}"
-        with LivingReplicas(
+        with ElasticReplicas(
             model,
             index=1,
             num_replicas=2,

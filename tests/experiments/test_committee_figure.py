@@ -20,8 +20,8 @@ class Small(CommitteeFigure):
 
     def __init__(self, folder, **more):
         super().__init__(folder, quick=True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **more)
-        fast = SETTINGS["sgd-fast"].but(polish_epochs=100)
-        self.cases = [Case("plain", fast, 3), Case("dropout", fast.but(dropout=0.3), 2)]
+        fast = SETTINGS["sgd-fast"].replace(polish_epochs=100)
+        self.cases = [Case("plain", fast, 3), Case("dropout", fast.replace(dropout=0.3), 2)]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def _rows(table):
 
 def test_solutions_of_something_else_are_refused(computed, tmp_path):
     other = Small(computed.folder, methods=("bp",))
-    other.cases = [Case("plain", computed.cases[0].setting.but(gradient_scale=30.0), 3)]
+    other.cases = [Case("plain", computed.cases[0].setting.replace(gradient_scale=30.0), 3)]
     with pytest.raises(ValueError, match=r"gradient_scale = 100\.0 instead of 30\.0; give another --out"):
         other.compute()
     other = Small(computed.folder, methods=("bp",), seed=7)
@@ -171,7 +171,7 @@ def test_two_processes_do_not_compute_one_figure(tmp_path):
 
 def test_solutions_with_errors_have_no_local_entropy(tmp_path):
     figure = Small(tmp_path, methods=("bp",))
-    figure.cases = [Case("hopeless", SETTINGS["sgd-fast"].but(max_epochs=1), 2)]
+    figure.cases = [Case("hopeless", SETTINGS["sgd-fast"].replace(max_epochs=1), 2)]
     figure.compute()
     restarts = figure.table("restarts")
     assert (restarts["train_errors"] > 0).all() and np.isnan(restarts["phi_bp"]).all()

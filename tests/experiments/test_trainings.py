@@ -7,9 +7,9 @@ import pytest
 from wideflat.experiments import trainings
 from wideflat.experiments.table1 import Table1
 from wideflat.experiments.trainings import Cell, forward_operations, training_cost
+from wideflat.interruption import Interrupted
 from wideflat.presets import preset
 from wideflat.training.runs import Run
-from wideflat.training.training import Interrupted
 
 SMALL = {"epochs": 2, "limit_data": 40, "seeds": 1, "algorithms": ("sgd",)}
 

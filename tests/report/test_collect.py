@@ -26,7 +26,7 @@ def results(tmp_path_factory):
     LocalEnergy(sigmas=[0.0, 0.5], mean=[0.0, 0.1], stderr=[0.0, 0.01], baseline=0.02).save(folder / "flat.json")
     x = torch.tensor([[1.0, 1.0, -1.0], [1.0, -1.0, 1.0], [-1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]])
     y = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    setting = SETTINGS["sgd-fast"].but(hidden=3, batch_size=2, lr=1e-3)
+    setting = SETTINGS["sgd-fast"].replace(hidden=3, batch_size=2, lr=1e-3)
     solutions = train(setting, x, y, seeds=range(2), test_inputs=x, test_targets=y, progress=False)
     solutions.save(folder / "solutions.npz")
     local_entropy(solutions.weights, x, y, deltas=[0.1, 0.5]).save(folder / "entropy.npz")

@@ -26,8 +26,7 @@ from torch import nn
 
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
-from wideflat.training.runs import Run
-from wideflat.training.training import Options, Training, train
+from wideflat.training import Options, Run, Training, train
 
 
 def network(num_classes: int) -> nn.Module:

@@ -3,13 +3,12 @@
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from wideflat.training import Run
 from wideflat.training.elastic import supervise
-from wideflat.training.runs import Run
 
 JOB = Path(__file__).with_name("training_job.py")
 
@@ -43,9 +42,7 @@ def test_jobs_that_die_are_started_again(tmp_path):
         return [sys.executable, str(JOB), str(tmp_path), str(index), lighthouse]
 
     try:
-        start = time.monotonic()
         assert supervise(command, 2, say=say) == 0
-        assert time.monotonic() - start < 150
     finally:
         os.environ.clear()
         os.environ.update(environment_before)

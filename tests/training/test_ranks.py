@@ -1,5 +1,6 @@
 """``wideflat train`` on ranks is ``wideflat train`` in one process: step by step, on disk, resumed either way."""
 
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -14,9 +15,8 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
-from wideflat.training.ranks import RankTraining
-from wideflat.training.runs import Run
-from wideflat.training.training import Training, train
+from wideflat.training import Run, Training, train, train_in
+from wideflat.training.ranks import Ranks
 
 JOB = Path(__file__).with_name("training_job.py")
 spec = importlib.util.spec_from_file_location("training_job", JOB)
@@ -28,7 +28,7 @@ def flat(network):
     return torch.cat([p.detach().flatten() for p in network.parameters()])[::97].clone()
 
 
-class Double:
+class DoubleTraining(Training):
     """A training in float64, so that the order of sums does not matter and everything else does."""
 
     def _network(self, a):
@@ -38,21 +38,13 @@ class Double:
         return x.double(), y
 
 
-class DoubleTraining(Double, Training):
-    pass
-
-
-class DoubleRankTraining(Double, RankTraining):
-    pass
-
-
 def train_rank(algorithm, resume, changes):
     experiment = job.experiment(algorithm, **changes)
     shape = experiment.num_replicas, dist.get_world_size() // experiment.num_replicas
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "dp"))
 
     def make():
-        return DoubleRankTraining(experiment, job.images(), job.options(), torch.device("cpu"), mesh)
+        return DoubleTraining(experiment, job.images(), job.options(), company=Ranks(mesh))
 
     training = make()
     steps, rows = [], []
@@ -113,7 +105,7 @@ def test_ranks_train_as_one_process_does(ranks, algorithm, world_size, changes):
 def gamma0_of_rank():
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replica", "dp"))
     experiment = job.experiment("esgd", num_replicas=1, gamma0=None)
-    training = DoubleRankTraining(experiment, job.images(), job.options(), torch.device("cpu"), mesh)
+    training = DoubleTraining(experiment, job.images(), job.options(), company=Ranks(mesh))
     return training.learner.focusing[0].gamma
 
 
@@ -126,7 +118,7 @@ def noise_of_ranks():
     """What dropout would draw, and whether the weights of a replica are equal."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replica", "dp"))
     experiment = job.experiment("sgd", num_replicas=1)
-    training = RankTraining(experiment, job.images(), job.options(), torch.device("cpu"), mesh)
+    training = Training(experiment, job.images(), job.options(), company=Ranks(mesh))
     training._seed_noise(0)
     noise = torch.rand(3)
     for _ in range(4):
@@ -195,3 +187,40 @@ def test_torchrun_with_another_number_of_ranks_is_refused(tmp_path):
     code, output = torchrun(JOB, tmp_path / "run", ranks=3)
     assert code != 0
     assert "--nproc-per-node 2" in output and "--num-replicas 3" in output
+
+
+def end_early(out, how):
+    """All replicas diverge, one alone does, or one rank alone is asked to stop, in the middle of an epoch."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "dp"))
+    original, last = Training.iterate, dist.get_rank() == 1
+
+    def iterate(training):
+        if training.step == 4 and last and how == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if training.step == 4 and last and how == "diverge":
+            with torch.no_grad():
+                next(training.learner.networks[0].parameters()).fill_(torch.nan)
+        return original(training)
+
+    Training.iterate = iterate
+    preset = dataclasses.replace(job.experiment("rsgd"), batch_size=8, period=100)  # 12 steps an epoch, no coupling
+    try:
+        train_in(Ranks(mesh), preset, out, job.images(), job.options(), tensorboard=False, progress=False)
+    finally:
+        Training.iterate = original
+
+
+@pytest.mark.parametrize(("how", "kind"), [("stop", "Interrupted"), ("diverge", "Diverged")])
+def test_what_ends_one_rank_ends_all_and_is_recorded(ranks, tmp_path, how, kind):
+    results = ranks(end_early, 2, str(tmp_path / "run"), how, errors=True)
+    assert [found for found, _ in results] == [kind, kind]
+    run = Run.open(tmp_path / "run")
+    event = run.metrics("events")[-1]["event"]
+    with run.locked():
+        state = run.restore()
+    if how == "stop":
+        assert "stopped by SIGTERM at epoch 0.83 of 2" in event  # they agree at every tenth iteration
+        assert state["step"] == 10
+    else:
+        assert "of replica 1 is not finite" in event or "the training loss is nan" in event
+        assert state is None

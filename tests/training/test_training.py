@@ -1,57 +1,21 @@
+"""A training in memory: what every algorithm trains on, how it steps, where its center is."""
+
 import dataclasses
-import itertools
-import json
 import math
-import os
 import shutil
-import signal
 import warnings
 
 import pytest
 import torch
+from small_trainings import images, small, trained, vector
 from torch import nn
 
 import wideflat
 import wideflat.models
-from wideflat.cli import main
-from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import ALGORITHMS, PRESETS, preset
-from wideflat.training.runs import Run
-from wideflat.training.training import Diverged, Interrupted, Options, Training, augmentation, evaluate, train
-
-
-def images(count=64, size=32, classes=10, test=32, seed=0):
-    """Images whose brightness tells the class, in noise."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def part(n):
-        targets = torch.randint(classes, (n,), generator=generator)
-        noise = torch.randint(100, (n, size, size, 3), generator=generator)
-        pixels = (noise + (150 * targets // classes).view(n, 1, 1, 1)).to(torch.uint8).permute(0, 3, 1, 2)
-        return ImageSplit(pixels, targets)
-
-    return ImageData.of("generated", tuple(map(str, range(classes))), part(count), part(test))
-
-
-def small(algorithm, **changes):
-    """SmallConvNet on 16x16 images: 58 thousand weights."""
-    cell = dataclasses.replace(preset("cifar10-smallconvnet", algorithm), image_size=16, batch_size=16)
-    epochs = changes.pop("epochs", 2)
-    return dataclasses.replace(cell, **changes).with_epochs(epochs)
-
-
-def trained(experiment, data, **more):
-    training = Training(experiment, data, **more)
-    while training.step < training.total_steps:
-        training.iterate()
-    return training
-
-
-def vector(network):
-    return torch.cat([p.detach().reshape(-1) for p in network.parameters()])
-
-
-QUIET = {"tensorboard": False, "progress": False}
+from wideflat.training import Options, Training
+from wideflat.training.scores import evaluate
+from wideflat.training.training import augmentation
 
 # ---------------------------------------------------------------------------------------------- the algorithms
 
@@ -149,9 +113,9 @@ def test_seeds_differ_and_repeat():
 def test_focusing_and_the_center():
     data = images(40, 16)
     esgd = trained(small("esgd", epochs=2), data)
-    assert esgd.learner.figures()["gamma"] == pytest.approx(5.0)  # gamma0 0.5, factor 10
+    assert esgd.learner.metrics()["gamma"] == pytest.approx(5.0)  # gamma0 0.5, factor 10
     rsgd = trained(small("rsgd", epochs=2), data)
-    assert rsgd.learner.figures()["gamma"] == pytest.approx(10.0)  # 1e-3, factor 1e4
+    assert rsgd.learner.metrics()["gamma"] == pytest.approx(10.0)  # 1e-3, factor 1e4
     mean = torch.stack([vector(n) for n in rsgd.learner.networks]).mean(0)
     torch.testing.assert_close(vector(rsgd.center()), mean)
     # mid-cycle, the center of Entropy-SGD is w and not w'
@@ -273,7 +237,7 @@ def take_steps(name, algorithm, steps):
     after = vector(training.learner.networks[0])
     assert torch.isfinite(after).all() and not torch.equal(before, after)
     center = training.center()
-    if not training.learner.refreshes:  # after so few steps the running statistics are far from those of the weights
+    if not training.learner.needs_batch_norm:  # after so few steps running statistics are far from those of the weights
         wideflat.refresh_batch_norm(center, [training._batch(0, 0)])
     result = evaluate([center], training._plain("test"))
     assert 0 <= result.errors[0] <= 1 and math.isfinite(result.losses[0])
@@ -292,266 +256,3 @@ def test_augmentation_of_the_presets():
     assert (efficient.padding, efficient.policy, efficient.size) == (32, "autoaugment", 224)
     assert augmentation(preset("tinyimagenet-resnet50"), 64).policy == "fast-autoaugment"
     assert not augmentation(dataclasses.replace(preset("cifar10-resnet18"), augmentation="none"), 32).flip
-
-
-# ---------------------------------------------------------------------------------------------- on disk
-
-
-def test_a_run_leaves_what_it_promises(tmp_path):
-    data = images(48, 16)
-    told = []
-    run = train(
-        small("rsgd", epochs=3),
-        tmp_path / "run",
-        data,
-        snapshots=[0, 2],
-        progress=False,
-        say=told.append,
-        on_epoch=lambda training, row: row.update(extra=training.epoch * 2),
-    )
-    rows = run.metrics()
-    assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert [row["extra"] for row in rows] == [2, 4, 6]
-    assert rows[-1]["lr"] == pytest.approx(0.05 * 0.01)  # the schedule of 300 epochs in 3
-    for key in ("train_loss", "train_error", "test_error", "test_loss", "gamma", "distance", "ensemble_test_error"):
-        assert isinstance(rows[-1][key], float)
-    assert len(rows[-1]["replica_test_errors"]) == 3
-    assert len(run.metrics("timing")) == 3 and run.metrics("timing")[0]["images_per_second"] > 0
-    assert {"torch", "commit", "processor", "threads"} <= set(run.metrics("environment")[0])
-    assert list((run.path / "tensorboard").glob("events.*"))
-    assert list(run.snapshots()) == [0, 2]
-    assert any("epoch 3/3" in line for line in told) and "finished" in told[-1]
-
-    result = run.result()
-    assert result["test_error"] == rows[-1]["test_error"]
-    model = Run.open(run.path).load_model()
-    training = Training(small("rsgd", epochs=3), data)
-    again = evaluate([model], training._plain("test"))
-    assert again.errors[0] == result["test_error"]
-    assert again.losses[0] == pytest.approx(result["test_loss"], rel=1e-6)
-    start = run.load_model(epoch=0).state_dict()
-    for name, value in training.center().state_dict().items():
-        torch.testing.assert_close(start[name], value)
-    # started again, it is finished already
-    told.clear()
-    train(small("rsgd", epochs=3), tmp_path / "run", data, progress=False, say=told.append)
-    assert told == [f"{run.path} is finished already"]
-
-
-def test_evaluate_every(tmp_path):
-    run = train(small("sgd", epochs=5), tmp_path / "run", images(32, 16), Options(evaluate_every=2), **QUIET)
-    assert ["test_error" in row for row in run.metrics()] == [False, True, False, True, True]
-
-
-def test_a_run_may_go_on_with_other_evaluations(tmp_path):
-    data, experiment = images(32, 16), small("rsgd", epochs=4)
-    whole = train(experiment, tmp_path / "whole", data, **QUIET)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt(patch, 3)
-        with pytest.raises(Interrupted):
-            train(experiment, tmp_path / "run", data, **QUIET)
-    run = train(experiment, tmp_path / "run", data, Options(evaluate_every=3), **QUIET)
-    assert ["test_error" in row for row in run.metrics()] == [True, False, True, True]
-    assert (run.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
-
-
-def test_until_ends_the_training_and_a_killed_run_ends_there_too(tmp_path, monkeypatch):
-    """Ended by ``until``, killed before the final model is written, started again: no further epoch is trained."""
-    data, experiment = images(32, 16), small("esgd", epochs=5)
-
-    def second(row):
-        return row["epoch"] >= 2
-
-    whole = train(experiment, tmp_path / "whole", data, until=second, **QUIET)
-    assert [row["epoch"] for row in whole.metrics()] == [1, 2]
-    assert whole.result()["epoch"] == 2
-
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "wideflat.training.training._finish", lambda run, training: (_ for _ in ()).throw(RuntimeError("killed"))
-        )
-        with pytest.raises(RuntimeError, match="killed"):
-            train(experiment, tmp_path / "killed", data, until=second, **QUIET)
-    killed = train(experiment, tmp_path / "killed", data, until=second, **QUIET)
-    assert [row["epoch"] for row in killed.metrics()] == [1, 2]
-    assert killed.result() == whole.result()
-
-
-def test_limit_data(tmp_path):
-    run = train(small("sgd", epochs=1), tmp_path / "run", images(64, 16), Options(limit_data=20), **QUIET)
-    assert run.metrics()[0]["step"] == 2
-
-
-def test_a_changed_configuration_is_refused(tmp_path):
-    data = images(32, 16)
-    train(small("sgd", epochs=1), tmp_path / "run", data, **QUIET)
-    with pytest.raises(ValueError, match=r"holds another experiment: lr is 0\.01 there and 0\.02 here"):
-        train(small("sgd", epochs=1, lr=0.02), tmp_path / "run", data, **QUIET)
-    with pytest.raises(ValueError, match=r"options\.seed is 0 there and 1 here"):
-        train(small("sgd", epochs=1), tmp_path / "run", data, Options(seed=1), **QUIET)
-    with pytest.raises(ValueError, match=r"data\.train is 32 there and 33 here"):
-        train(small("sgd", epochs=1), tmp_path / "run", images(33, 16), **QUIET)
-
-
-def test_wrong_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="generated has 7 classes, cifar10-smallconvnet 10"):
-        Training(small("sgd"), images(16, 16, classes=7))
-    with pytest.raises(ValueError, match="amp must be off, bf16 or fp16"):
-        Options(amp="fp8")
-    with pytest.raises(ValueError, match="limit_data must be >= 1"):
-        Options(limit_data=0)
-
-
-def test_divergence_stops_and_keeps_the_last_good_state(tmp_path):
-    data = images(64, 16)
-    told = []
-
-    def explode(training, row):
-        if training.epoch == 2:
-            with torch.no_grad():
-                next(training.learner.networks[0].parameters()).fill_(1e30)
-
-    experiment = small("sgd", epochs=4)
-    with pytest.raises(Diverged, match=r"stopped because .*(nan|inf|not finite|grown).*keeps the last good state"):
-        # the weights are ruined after epoch 2 was checked but before it is saved: the state is not, it is finite
-        train(experiment, tmp_path / "run", data, on_epoch=explode, say=told.append, **QUIET)
-    run = Run.open(tmp_path / "run")
-    assert "stopped because" in run.metrics("events")[-1]["event"]
-    assert [row["epoch"] for row in run.metrics()] == [1, 2]
-    assert run.result() is None
-    with run.locked():
-        assert run.restore()["step"] == 8
-
-
-def test_nan_is_never_saved(tmp_path):
-    data = images(64, 16)
-    experiment = small("sgd", epochs=3, lr=1e12)
-    with pytest.raises(Diverged):
-        train(experiment, tmp_path / "run", data, checkpoint_minutes=0, **QUIET)
-    run = Run.open(tmp_path / "run")
-    with run.locked():
-        state = run.restore()
-    if state is not None:
-        assert all(torch.isfinite(value).all() for value in state["learner"]["networks"][0].values())
-
-
-def interrupt(patch, iteration, number=signal.SIGINT):
-    """Send a signal before this iteration."""
-    original, count = Training.iterate, itertools.count(1)
-
-    def counting(self):
-        if next(count) == iteration:
-            os.kill(os.getpid(), number)
-        return original(self)
-
-    patch.setattr(Training, "iterate", counting)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_saves_and_goes_on_as_if_nothing_had_happened(tmp_path, number):
-    data, experiment = images(64, 16), small("esgd", epochs=2)
-    whole = train(experiment, tmp_path / "whole", data, **QUIET)
-
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt(patch, 7, number)  # in the middle of an epoch and of a cycle
-        with pytest.raises(Interrupted, match=rf"stopped by {number.name} at epoch 0\.\d\d of 2; .* is saved"):
-            train(experiment, tmp_path / "run", data, **QUIET)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    told = []
-    run = train(experiment, tmp_path / "run", data, say=told.append, **QUIET)
-    assert any("resumed" in line and "at epoch 0.35 of 2" in line for line in told)
-    assert run.metrics() == whole.metrics()
-    for name in ("metrics.jsonl", "model.safetensors", "model.json"):
-        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
-
-
-# ---------------------------------------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def cifar(monkeypatch):
-    """The command finds generated images where CIFAR-10 would be."""
-    data = dataclasses.replace(images(40, 32), name="cifar10", source="nowhere")
-    monkeypatch.setattr("wideflat.data.load", lambda name, folder=None, allow_altered=False: data)
-
-
-def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--no-tensorboard"]
-    assert main(arguments) == 0
-    text = capsys.readouterr().out
-    assert "runs/cifar10-smallconvnet-sgd-epochs1-batch-size20-seed0: test error" in text
-    assert "paper: 16.5 ± 0.2 % (with the preset's own settings)" in text
-    assert main([*arguments, "--json"]) == 0
-    captured = capsys.readouterr()
-    assert "is finished already" in captured.err
-    assert json.loads(captured.out)["epoch"] == 1
-    assert main([*arguments, "--no-resume"]) == 1
-    assert "holds a run already" in capsys.readouterr().err
-    assert main([*arguments, "--out", "x", "--algorithm", "rsgd", "-q"]) == 0
-    text = capsys.readouterr().out
-    assert "replicas" in text and "epoch 1/1" not in text
-    assert main([*arguments, "--out", "x"]) == 1
-    assert "algorithm is rsgd there and sgd here" in capsys.readouterr().err
-    assert main([*arguments, "--out", "x", "--algorithm", "rsgd", "--coupling", "proximal"]) == 1
-    assert "coupling is gradient there and proximal here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["cifar10-smalconvnet"], "Did you mean 'cifar10-smallconvnet'?"),
-        (["committee-sgd"], "there is no preset 'committee-sgd'"),
-        (["committee-sgd-fast", "--lr", "1"], "--lr is not for the committee machine"),
-        (["committee-sgd-fast", "--restarts", "0"], "--restarts must be >= 1, got 0"),
-        (["committee-sgd-fast", "--set", "dropuot=0.3"], "NAME=VALUE with one of the names lr, tanh_beta0"),
-        (["committee-sgd-fast", "--set", "align=maybe"], "align is true or false, got 'maybe'"),
-        (["committee-sgd-fast", "--set", "polish_epochs=1.5"], "polish_epochs is a whole number, got '1.5'"),
-        (["committee-sgd-fast", "--set", "dropout=2"], "dropout must be a probability below 1"),
-        (["cifar10-smallconvnet", "--set", "dropout=0.3"], "--set is for the committee machine"),
-        (["cifar10-smallconvnet", "--epochs", "0"], "--epochs must be >= 1, got 0"),
-        (["cifar10-smallconvnet", "--lr", "-1"], "lr must be >= 0, got -1.0"),
-        (["cifar10-smallconvnet", "--num-replicas", "3"], "--num-replicas is for rsgd"),
-        (["cifar10-smallconvnet", "--coupling", "proximal"], "--coupling is for rsgd and rsgdxy, not for sgd"),
-        (["cifar10-smallconvnet", "--inner-steps", "3"], "--inner-steps is for esgd"),
-        (["cifar10-smallconvnet", "--data", "nowhere"], "was not found in nowhere"),
-    ],
-)
-def test_wrong_uses_of_the_command(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *arguments]) == 1
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_command_is_interrupted_with_code_130(cifar, tmp_path, capsys, monkeypatch):
-    original = Training.iterate
-
-    def interrupted(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        return original(self)
-
-    monkeypatch.setattr(Training, "iterate", interrupted)
-    arguments = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--out", str(tmp_path / "run")]
-    assert main([*arguments, "--no-tensorboard"]) == 130
-    assert "start the same command again to go on" in capsys.readouterr().err
-
-
-def test_the_command_trains_committee_machines(tmp_path, capsys):
-    from wideflat.committee import Solutions
-
-    arguments = ["train", "committee-sgd-fast", "--restarts", "2", "--patterns", "20", "--out", str(tmp_path / "run")]
-    assert main([*arguments, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["restarts"] == 2
-    solutions = Solutions.load(tmp_path / "run" / "solutions.npz")
-    assert solutions.seeds == [0, 1] and len(solutions.inputs) == 20
-    assert not (tmp_path / "run" / "checkpoint.npz").exists()
-    assert main(arguments) == 0
-    assert "finished already" in capsys.readouterr().out
-    assert main([*arguments, "--seed", "1"]) == 1
-    assert "options.seed is 0 there and 1 here" in capsys.readouterr().err
-    assert main([*arguments, "--set", "dropout=0.3"]) == 1
-    assert "dropout is 0.0 there and 0.3 here" in capsys.readouterr().err
-    assert main([*arguments, "--out", str(tmp_path / "other"), "--set", "dropout=0.3", "max_epochs=2"]) == 0
-    assert Solutions.load(tmp_path / "other" / "solutions.npz").setting.dropout == 0.3

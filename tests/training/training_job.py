@@ -11,9 +11,9 @@ import torch
 
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
-from wideflat.training.elastic import train_with_losses
-from wideflat.training.ranks import on_torchrun, train_on_ranks
-from wideflat.training.training import Interrupted, Options, train
+from wideflat.training import Interrupted, Options, train, train_in
+from wideflat.training.elastic import Elastic
+from wideflat.training.ranks import Ranks, on_torchrun
 
 
 def images(count=96):
@@ -41,11 +41,12 @@ def main(out, index=None, lighthouse=None):
     how = {"say": print, "progress": False}
     try:
         if index is not None:
-            more = {"index": int(index), "lighthouse": lighthouse, "host": "127.0.0.1"}
-            train_with_losses(experiment("rsgd", epochs=40, gamma0=0.05), out, images(), options(), **more, **how)
+            with Elastic(int(index), lighthouse, "127.0.0.1") as company:
+                train_in(company, experiment("rsgd", epochs=40, gamma0=0.05), out, images(), options(), **how)
             os._exit(0)
         elif on_torchrun():
-            train_on_ranks(experiment("rsgd"), out, images(), options(), tensorboard=False, **how)
+            with Ranks.of_torchrun(2, torch.device("cpu")) as company:
+                train_in(company, experiment("rsgd"), out, images(), options(), tensorboard=False, **how)
         else:
             train(experiment("rsgd"), out, images(), options(), tensorboard=False, **how)
     except Interrupted:

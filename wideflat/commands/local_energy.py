@@ -139,6 +139,7 @@ class Command:
         return self.path.with_name(f"{self.path.stem}.local_energy.json")
 
     def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        from wideflat.training.flatness import images_of_run, measurable
         from wideflat.training.runs import Run
 
         if self.path.is_file() and not (self.path.parent / "config.json").exists():
@@ -147,15 +148,7 @@ class Command:
                 "training data"
             )
         run = Run.open(self.path)
-        images = run.data(self.data)
-        augmentation = run.augmentation() if self.augment else run.augmentation().evaluation()
-        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
-        model = run.load_model(self.epoch, self.device)
-
-        def augment(pixels: Tensor) -> Tensor:  # bytes to normalised floats; torch's own seed is set for each batch
-            return augmentation(pixels, images.mean, images.std, torch.default_generator)
-
-        return model, (pixels, images.train.targets), {"augment": augment}
+        return measurable(run, images_of_run(run, self.data), self.epoch, self.device, augment=self.augment)
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json as json_module
-import math
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import tyro
 
+from wideflat.algorithms import ALGORITHMS
+from wideflat.commands.presets import committee_settings
+from wideflat.commands.train_committee import train_committee
+from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
-from wideflat.training.runs import Run
 
-Algorithm = Literal["sgd", "rsgd", "esgd", "rsgdxy", "lookahead", "easgd", "parle", "sam"]
+if TYPE_CHECKING:
+    from wideflat.training.company import Company
+
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[tuple(ALGORITHMS)]
+
+#: What `wideflat train --help` says of each algorithm.
+ALGORITHMS_HELP = "; ".join(f"{name}: {algorithm.words}" for name, algorithm in ALGORITHMS.items())
 
 #: Options that change a hyper-parameter of the preset, and bear its name.
 CHANGES = (
@@ -68,8 +78,9 @@ class Command:
 
     preset: Annotated[str, tyro.conf.Positional]
     """A row of Table 1 (cifar10-smallconvnet, ...) or a setting of Appendix B.1 (committee-sgd-fast, ...)."""
-    algorithm: Algorithm = "sgd"
-    """rsgdxy is rSGD x y: every replica sees as much data as the baseline. Not for committee-..., which name theirs."""
+    algorithm: Annotated[
+        AlgorithmName, tyro.conf.arg(help=f"{ALGORITHMS_HELP}. Not for committee-..., which name theirs.")
+    ] = "sgd"
     seed: int = 0
     """Of everything random."""
     epochs: int | None = None
@@ -178,123 +189,150 @@ class Command:
                 "--set is for the committee machine; the presets of Table 1 have an option for each change"
             )
         if self.preset not in PRESETS:
-            from wideflat.commands.presets import committee_settings
-
             raise ValueError(
                 f"there is no preset {self.preset!r}. {nearest(self.preset, [*PRESETS, *committee_settings()])}"
             )
-        experiment, changed = self._experiment()
+        cell, changed = self._cell()
         name = f"{self.preset}-{self.algorithm}" + ("-as-coded" if self.as_coded else "")
         out = self._out(name, changed)
-
-        from wideflat import data as data_sets
-        from wideflat.training.ranks import on_torchrun, train_on_ranks
-        from wideflat.training.training import Interrupted, Options, train
-
-        options = Options(
-            seed=self.seed,
-            limit_data=self.limit_data,
-            amp=self.amp,
-            compile=self.compile,
-            channels_last=self.channels_last,
-            evaluate_every=self.evaluate_every,
-            batch_norm_images=self.batch_norm_images,
-        )
         if self.fault_tolerant and self.replica is None:
-            return self._supervise(experiment.num_replicas, out)
-        images = data_sets.load(experiment.dataset, self.data, allow_altered=self.allow_altered)
+            return self._supervise(cell, out)
+        return self._train(cell, out)
+
+    def _train(self, cell: Preset, out: Path) -> int:
+        """Train in this process, in whatever company."""
+        from wideflat import data as data_sets  # here and below: `wideflat train --help` needs none of it
+        from wideflat.training import Options, train_in
+
+        options = Options(**{field.name: getattr(self, field.name) for field in _shared(self, Options)})
+        images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
             self._say(f"{len(images.altered)} files of {images.name} are not the published ones (--allow-altered)")
+        device = _device(self.device)
         try:
-            if self.fault_tolerant:
-                run = self._train_one_replica(experiment, out, images, options)
-            elif on_torchrun():
-                found = train_on_ranks(experiment, out, images, options, **self._how())
-                if found is None:  # not the first rank, which has the run and prints the result
-                    return 0
-                run = found
-            else:
-                run = train(experiment, out, images, options, **self._how())
+            with self._company(cell, device) as company:
+                run = train_in(
+                    company,
+                    cell,
+                    out,
+                    images,
+                    options,
+                    device=device,
+                    snapshots=self.snapshots,
+                    checkpoint_minutes=self.checkpoint_minutes,
+                    tensorboard=self.tensorboard,
+                    say=self._say if self.replica is None else self._say_as_replica,
+                )
         except Interrupted as interruption:
             print(f"wideflat: {interruption}", file=sys.stderr)
             return 130
-        result = run.result() or {}
-        if self.json:
-            print(json_module.dumps({"run": str(run.path), **result}))
-            return 0
-        self._print_result(experiment, run.path, result)
+        if run is not None:  # otherwise another rank has the run and prints the result
+            self._print_result(cell, run.path, run.result() or {})
         return 0
 
-    def _how(self) -> dict[str, Any]:
-        return {
-            "device": _device(self.device),
-            "snapshots": self.snapshots,
-            "checkpoint_minutes": self.checkpoint_minutes,
-            "tensorboard": self.tensorboard,
-            "say": self._say,
-        }
+    def _company(self, cell: Preset, device: torch.device) -> contextlib.AbstractContextManager[Company]:
+        """Who else trains this: nobody, the other ranks of torchrun, or jobs that come and go."""
+        from wideflat.training.company import Alone
+        from wideflat.training.elastic import Elastic
+        from wideflat.training.ranks import Ranks, on_torchrun
+
+        if not self.fault_tolerant:
+            return Ranks.of_torchrun(cell.num_replicas, device) if on_torchrun() else Alone()
+        if on_torchrun():
+            raise ValueError(
+                "--fault-tolerant is for replicas that are a job of one process each, not for the ranks of torchrun: "
+                "start it without torchrun"
+            )
+        assert self.replica is not None
+        return Elastic(self.replica, self.lighthouse, self.host)
 
     # ---- replicas that may be killed
 
-    def _train_one_replica(self, experiment: Preset, out: Path, images: Any, options: Any) -> Run:
-        from wideflat.training.elastic import train_with_losses
-
-        assert self.replica is not None
-        return train_with_losses(
-            experiment,
-            out,
-            images,
-            options,
-            index=self.replica,
-            lighthouse=self.lighthouse,
-            host=self.host,
-            device=_device(self.device),
-            checkpoint_minutes=self.checkpoint_minutes,
-            say=lambda message: self._say(f"replica {self.replica}: {message}"),
-        )
-
-    def _supervise(self, num_replicas: int, out: Path) -> int:
+    def _supervise(self, cell: Preset, out: Path) -> int:
         """Start a job for each replica on this machine, and again when it dies."""
-        from wideflat.training.elastic import supervise
+        from wideflat.training import Run
+        from wideflat.training.elastic import refuse_rigid, supervise
 
-        if self.algorithm not in ("rsgd", "rsgdxy"):
-            raise ValueError(f"--fault-tolerant is for rsgd and rsgdxy, not for {self.algorithm}")
-        given = [argument for argument in sys.argv[1:] if argument not in ("-q", "--quiet")]
+        refuse_rigid(cell)
 
         def command(a: int, lighthouse: str) -> list[str]:
-            where = ["--replica", str(a), "--lighthouse", lighthouse, "--out", str(out), "--host", "127.0.0.1"]
-            return [sys.executable, "-m", "wideflat", *(["-q"] if a or self.json else []), *given, *where]
+            job = dataclasses.replace(self, replica=a, lighthouse=lighthouse, out=out, host="127.0.0.1", json=False)
+            return [
+                sys.executable,
+                "-m",
+                "wideflat",
+                *(["-q"] if a or Progress.silent else []),
+                "train",
+                *job.arguments(),
+            ]
 
-        return supervise(command, num_replicas, self.lighthouse, say=self._say)
+        code = supervise(command, cell.num_replicas, self.lighthouse, say=self._say, stdout=sys.stderr)
+        if code == 0:
+            self._print_result(cell, out, Run.open(out).result() or {})
+        return code
+
+    def arguments(self) -> list[str]:
+        """The command line that gives this command again; without what is as it would be anyway.
+
+        Example:
+            >>> Command("cifar10-resnet18", algorithm="rsgd", lr=0.03, resume=False, snapshots=(10, 40)).arguments()
+            ['cifar10-resnet18', '--algorithm', 'rsgd', '--no-resume', '--lr', '0.03', '--snapshots', '10', '40']
+        """
+        given = [self.preset]
+        for field in dataclasses.fields(self)[1:]:
+            value, name = getattr(self, field.name), field.name.replace("_", "-")
+            if value == field.default:
+                continue
+            if isinstance(value, bool):
+                given.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                given += [f"--{name}", *map(str, value if isinstance(value, tuple) else (value,))]
+        return given
 
     # ---- what to train
 
-    def _experiment(self) -> tuple[Preset, dict[str, Any]]:
+    def _run_committee(self) -> int:
+        """Train a setting of the committee machine."""
+        if self.preset not in committee_settings():
+            raise ValueError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
+        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded")
+        unused = [name for name in options if getattr(self, name) not in (None, False)]
+        if self.algorithm != Command.algorithm:
+            unused = unused or ["algorithm"]
+        if unused:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            raise ValueError(
+                f"{names} is not for the committee machine: its settings are `wideflat presets {self.preset}`"
+            )
+        return train_committee(
+            self.preset, self.seed, self.restarts, self.draw, self.patterns, self.set, self._out, self._say, self.json
+        )
+
+    def _cell(self) -> tuple[Preset, dict[str, Any]]:
         """The preset with the changes asked for, and these changes."""
-        experiment = preset(self.preset, self.algorithm, self.as_coded)
+        cell = preset(self.preset, self.algorithm, self.as_coded)
         changed = {name: getattr(self, name) for name in CHANGES if getattr(self, name) is not None}
         if changed.get("gamma0") == "auto":
             changed["gamma0"] = None
         if self.fork_passes is not None and self.start != "fork":
             raise ValueError("--fork-passes is for --start fork")
-        experiment = dataclasses.replace(experiment, **changed)
+        cell = dataclasses.replace(cell, **changed)
         if self.stem is not None:
-            experiment = experiment.with_stem(self.stem)
+            cell = cell.with_stem(self.stem)
             changed = {"stem": self.stem, **changed}
         if self.epochs is not None:
             if self.epochs < 1:
                 raise ValueError(f"--epochs must be >= 1, got {self.epochs}")
-            experiment = experiment.with_epochs(self.epochs)
+            cell = cell.with_epochs(self.epochs)
             changed = {"epochs": self.epochs, **changed}
-        if self.algorithm in ("sgd", "esgd", "lookahead", "sam") and experiment.num_replicas != 1:
-            raise ValueError(
-                f"--num-replicas is for rsgd, rsgdxy, easgd and parle; {self.algorithm} trains one network"
-            )
-        if self.coupling and self.algorithm not in ("rsgd", "rsgdxy"):
-            raise ValueError(f"--coupling is for rsgd and rsgdxy, not for {self.algorithm}")
-        if self.algorithm in ("sgd", "rsgd", "rsgdxy", "easgd", "sam") and experiment.inner_steps != 1:
-            raise ValueError(f"--inner-steps is for esgd, lookahead and parle; {self.algorithm} has no inner loop")
-        return experiment, changed
+        algorithm = ALGORITHMS[self.algorithm]
+        if not algorithm.replicated and cell.num_replicas != 1:
+            raise ValueError(f"--num-replicas is for {_having('replicated')}; {self.algorithm} trains one network")
+        if self.coupling and not algorithm.modes:
+            raise ValueError(f"--coupling is for {_having('modes')}, not for {self.algorithm}")
+        if not algorithm.inner and cell.inner_steps != 1:
+            raise ValueError(f"--inner-steps is for {_having('inner')}; {self.algorithm} has no inner loop")
+        return cell, changed
 
     def _out(self, name: str, changed: dict[str, Any]) -> Path:
         out = self.out
@@ -313,91 +351,22 @@ class Command:
         if not Progress.silent:
             print(message, file=sys.stderr if self.json else sys.stdout, flush=True)
 
-    def _print_result(self, experiment: Preset, path: Path, result: dict[str, Any]) -> None:
+    def _say_as_replica(self, message: str) -> None:
+        self._say(f"replica {self.replica}: {message}")
+
+    def _print_result(self, cell: Preset, path: Path, result: dict[str, Any]) -> None:
+        if self.json:
+            print(json_module.dumps({"run": str(path), **result}))
+            return
         print(f"{path}: test error {100 * result['test_error']:.2f} %, train error {100 * result['train_error']:.2f} %")
         if "ensemble_test_error" in result:
             replicas = ", ".join(f"{100 * error:.2f}" for error in result["replica_test_errors"])
             print(f"  replicas {replicas} %, their ensemble {100 * result['ensemble_test_error']:.2f} %")
-        whole = preset(experiment.name, experiment.algorithm)
+        whole = preset(cell.name, cell.algorithm)
         if whole.paper_error is not None:
             spread = "" if whole.paper_spread is None else f" ± {whole.paper_spread:g}"
-            same = experiment == whole and not self.limit_data
+            same = cell == whole and not self.limit_data
             print(f"  paper: {whole.paper_error:.1f}{spread} %" + ("" if same else " (with the preset's own settings)"))
-
-    # ---- the committee machine
-
-    def _run_committee(self) -> int:
-        from wideflat import committee
-        from wideflat.commands.presets import committee_settings
-        from wideflat.data import dress_coat
-
-        if self.preset not in committee_settings():
-            raise ValueError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
-        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded")
-        unused = [name for name in options if getattr(self, name) not in (None, False)]
-        if unused or self.algorithm != "sgd":
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in unused or ["algorithm"])
-            raise ValueError(
-                f"{names} is not for the committee machine: its settings are `wideflat presets {self.preset}`"
-            )
-        if self.restarts < 1:
-            raise ValueError(f"--restarts must be >= 1, got {self.restarts}")
-        name = self.preset.removeprefix("committee-")
-        changes = committee.changes_from(self.set)
-        setting = committee.SETTINGS[name].but(**changes)
-        changed = {"restarts": self.restarts, **changes}
-        if self.draw != "balanced":
-            changed[self.draw] = self.patterns
-        elif self.patterns != 500:
-            changed["patterns"] = self.patterns
-        seeds = range(self.seed * 1_000_000, self.seed * 1_000_000 + self.restarts)
-        run = Run.create(
-            self._out(self.preset, changed),
-            {
-                "experiment": {"name": self.preset, **dataclasses.asdict(setting)},
-                "options": {
-                    "seed": self.seed,
-                    "seeds": [seeds[0], seeds[-1]],
-                    "draw": self.draw,
-                    "patterns": self.patterns,
-                },
-            },
-        )
-        result = run.path / "solutions.npz"
-        with run.locked():
-            if result.exists():
-                self._say(f"{run.path} is finished already")
-                solutions = committee.Solutions.load(result)
-            else:
-                run.record_environment()
-                training = dress_coat.load(self.patterns, self.draw, self.seed)
-                before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: save and stop
-                try:
-                    solutions = committee.train(
-                        setting if changes else name,
-                        training.inputs,
-                        training.targets,
-                        seeds,
-                        test_inputs=training.test_inputs,
-                        test_targets=training.test_targets,
-                        checkpoint=run.path / "checkpoint.npz",
-                        source=training.source,
-                    )
-                except committee.Interrupted as interruption:
-                    print(f"wideflat: {interruption}; start the same command again to go on", file=sys.stderr)
-                    return 130
-                finally:
-                    signal.signal(signal.SIGTERM, before)
-                solutions.save(result)
-                (run.path / "checkpoint.npz").unlink(missing_ok=True)
-        summary = {key: None if math.isnan(value) else value for key, value in solutions.summary().items()}
-        if self.json:
-            print(json_module.dumps({"run": str(run.path), "solutions": str(result), **summary}))
-        else:
-            print(f"{result}: {summary['restarts']} restarts")
-            for key, value in summary.items():
-                print(f"  {key.replace('_', ' '):<28}{'-' if value is None else format(value, '.4g')}")
-        return 0
 
 
 def _device(name: str) -> torch.device:
@@ -412,3 +381,14 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple):
         return "_".join(map(_short, value))
     return "auto" if value is None else f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _having(feature: str) -> str:
+    """The names of the algorithms with something that not all have."""
+    *names, last = [name for name, algorithm in ALGORITHMS.items() if getattr(algorithm, feature)]
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def _shared(command: Command, options: type) -> list[dataclasses.Field[Any]]:
+    """The options of the training that have an option of the same name on the command line."""
+    return [field for field in dataclasses.fields(options) if hasattr(command, field.name)]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wideflat import interruption
 from wideflat.committee import checkpoint as checkpoints
 from wideflat.committee.checkpoint import Restart
 from wideflat.committee.job import FORMS, Job, center
@@ -35,7 +36,7 @@ __all__ = ["Interrupted", "train"]
 _CHECKPOINT_INTERVAL = 30.0
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(interruption.Interrupted):
     """Training was interrupted with Ctrl-C; ``solutions`` holds what there is, unfinished restarts included."""
 
     def __init__(self, message: str, solutions: Solutions) -> None:

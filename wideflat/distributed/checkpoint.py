@@ -24,9 +24,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_st
 from torch.optim import Optimizer
 
 from wideflat.distributed.mesh import MeshReplicas
-from wideflat.files import atomic_write, sha256
+from wideflat.files import DamagedState, atomic_write, sha256
 from wideflat.replicas import ReplicaCoupling
-from wideflat.training.state_files import DamagedState
 
 __all__ = ["load_replicas", "save_replicas"]
 

@@ -7,7 +7,7 @@ through torchft: a lighthouse that says who is alive, and a process group that i
 
     torchft_lighthouse --min_replicas 1 --heartbeat_timeout_ms 2000        # anywhere; or start_lighthouse()
 
-    group = LivingReplicas(model, index=a, num_replicas=3, lighthouse="http://host:29510")
+    group = ElasticReplicas(model, index=a, num_replicas=3, lighthouse="http://host:29510")
     coupling = wideflat.ReplicaCoupling(group, period=10, gamma=...)
     group.join()                            # waits for the others at the beginning; later joins them where they are
     while coupling.calls < total:
@@ -53,9 +53,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from wideflat.distributed.group import Block, square_distance
 from wideflat.distributed.mesh import FlatBuckets, local
 from wideflat.kernels.flat_blocks import cache_blocks
-from wideflat.replicas import Block, square_distance
 
 try:
     from torchft.checkpointing._serialization import _streaming_load
@@ -70,7 +70,7 @@ except ModuleNotFoundError as missing:
         "replicas that survive losses need torchft: pip install 'wideflat[distributed]'", name="torchft"
     ) from None
 
-__all__ = ["LivingReplicas", "start_lighthouse"]
+__all__ = ["ElasticReplicas", "OutOfStep", "start_lighthouse"]
 
 #: How often the lighthouse is asked again within ``patience`` when it does not answer.
 RETRIES = 20
@@ -79,6 +79,10 @@ _logger = logging.getLogger(__name__)
 
 #: What a replica is about in a meeting; all must agree.
 COUPLE, GATHER = 0, 1
+
+
+class OutOfStep(RuntimeError):
+    """A replica has come back at a moment at which it cannot join the others; started again, it can."""
 
 
 def start_lighthouse(
@@ -120,7 +124,7 @@ class _Transport(HTTPTransport):
             return _streaming_load(answer, weights_only=True)
 
 
-class LivingReplicas:
+class ElasticReplicas:
     """The replicas that are alive, one in each job: a `wideflat.replicas.ReplicaGroup` for `wideflat.ReplicaCoupling`.
 
     Args:
@@ -132,7 +136,7 @@ class LivingReplicas:
             and tensors.
         load_state_dict: Takes that over.
         start_from: ``"barycenter"``, or ``"replica"``: the weights of one that is alive.
-        rounds: Meetings that this replica has taken part in, if it was restored from a checkpoint (`rounds`).
+        exchanges: Those that this replica has taken part in, if it was restored from a checkpoint (`exchanges`).
         timeout: Seconds after which an exchange with a replica that does not answer has failed.
         start_timeout: Seconds that `join` waits for all replicas at the beginning.
         patience: Seconds without a single successful meeting (no lighthouse, say) after which the training gives up.
@@ -140,9 +144,9 @@ class LivingReplicas:
         say: Where messages go: who has left, who has come.
 
     Attributes:
-        rounds: Meetings so far.
-        alive: The indices of the replicas in the last meeting.
-        waits: Seconds that each meeting took.
+        exchanges: How many there were so far.
+        alive: The indices of the replicas in the last one.
+        waits: Seconds that each took.
     """
 
     def __init__(
@@ -155,7 +159,7 @@ class LivingReplicas:
         state_dict: Callable[[], dict[str, Any]] = dict,
         load_state_dict: Callable[[dict[str, Any]], object] = lambda state: None,
         start_from: str = "barycenter",
-        rounds: int = 0,
+        exchanges: int = 0,
         timeout: float = 30.0,
         start_timeout: float = 60.0,
         patience: float = 600.0,
@@ -182,7 +186,7 @@ class LivingReplicas:
         self._weights = [local(p).detach() for p in self.model.parameters() if p.requires_grad]
         self._buckets = FlatBuckets(self._weights)
         self._device = self._weights[0].device
-        self._joined = rounds > 0
+        self._joined = exchanges > 0
         self._takes_barycenter = self._healed = False
         self._restarts = 0
         self._given: list[Tensor] | None = None
@@ -216,7 +220,7 @@ class LivingReplicas:
             init_sync=False,  # the replicas start from weights of their own
             quorum_retries=RETRIES,
         )
-        self._manager.load_state_dict({"step": rounds, "batches_committed": 0})
+        self._manager.load_state_dict({"step": exchanges, "batches_committed": 0})
 
     # --------------------------------------------------------------------------------------------- coming and going
 
@@ -235,7 +239,7 @@ class LivingReplicas:
             try:
                 self._start_meeting()
                 came_back = self._healed
-                if self._exchange(COUPLE, None, waits_until=deadline) is not None:
+                if self._attempt(COUPLE, None, waits_until=deadline) is not None:
                     return came_back
                 time.sleep(0.1)
             except Exception as error:
@@ -251,21 +255,21 @@ class LivingReplicas:
         """Go without troubling the others: at the end of the training."""
         self._manager.shutdown(wait=False)
 
-    def __enter__(self) -> LivingReplicas:
+    def __enter__(self) -> ElasticReplicas:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.leave()
 
     @property
-    def rounds(self) -> int:
-        """Meetings so far; goes into a checkpoint."""
+    def exchanges(self) -> int:
+        """How many there were so far; goes into a checkpoint."""
         return self._manager.current_step()
 
     def _hand_over(self) -> dict[str, Any]:
         """What a replica that is behind gets to know."""
         state: dict[str, Any] = {
-            "rounds": self.rounds,
+            "exchanges": self.exchanges,
             "buffers": [buffer.detach().cpu() for buffer in self.model.buffers()],
             "user": self._state_dict(),
         }
@@ -276,7 +280,7 @@ class LivingReplicas:
     def _take_over(self, state: dict[str, Any]) -> None:
         """Go where the others are. Who has merely missed a meeting keeps its weights."""
         self._healed = True
-        missed = state["rounds"] - self.rounds if self._joined else None
+        missed = state["exchanges"] - self.exchanges if self._joined else None
         if missed is None or missed > 1:
             self._takes_barycenter = True
             self._given = state.get("weights")
@@ -303,7 +307,7 @@ class LivingReplicas:
         for work in works:
             work.wait()
 
-    def _exchange(self, kind: int, value: float | None, waits_until: float | None = None) -> Tensor | None:
+    def _attempt(self, kind: int, value: float | None, waits_until: float | None = None) -> Tensor | None:
         """Sum weights and numbers over those who are there; None if that failed, or if it is too early.
 
         All do the same, whether they train or only join, so that they can meet. The numbers are: how many weights were
@@ -329,7 +333,7 @@ class LivingReplicas:
         if not count > 0:
             raise RuntimeError("no replica in this meeting has weights: all have just come back")
         if head[1 + COUPLE].item() > 0 and head[1 + GATHER].item() > 0:
-            raise RuntimeError(
+            raise OutOfStep(
                 "this replica came back while the others were being set up and is out of step with them: start it again"
             )
         for flat in self._buckets.flat:
@@ -361,7 +365,7 @@ class LivingReplicas:
         elif not before:
             self.say(f"replica {self.index} is with {alive}; {len(alive)} of {self.num_replicas} are alive")
 
-    def meet(self, kind: int = COUPLE, value: float | None = None) -> Tensor:
+    def exchange(self, kind: int = COUPLE, value: float | None = None) -> Tensor:
         """One meeting of all that are alive, repeated until it succeeds; afterwards the buckets hold the barycenter."""
         if not self._joined:
             raise RuntimeError("call join() before the training, so that this replica meets the others")
@@ -370,7 +374,7 @@ class LivingReplicas:
         while True:
             try:
                 self._start_meeting()
-                values = self._exchange(kind, value)
+                values = self._attempt(kind, value)
                 if values is not None:
                     self.waits.append(time.monotonic() - start)
                     return values
@@ -395,10 +399,8 @@ class LivingReplicas:
             raise ValueError("the whole network is exchanged at each meeting; give all parameters one learning rate")
         rest = [[local(tensor) for tensor in tensors] for tensors in others]
         before = self._restarts
-        self.meet()
-        if (
-            self._restarts > before
-        ):  # this replica was far behind and has new weights: the gradients are of the old ones
+        self.exchange()
+        if self._restarts > before:  # it was far behind and has new weights: the gradients are of the old ones
             for tensors in rest:
                 torch._foreach_zero_(tensors)
         for indices, views in zip(self._buckets.indices, self._buckets.views, strict=True):
@@ -419,7 +421,7 @@ class LivingReplicas:
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the replicas that are alive, in a meeting of its own. Only before the training."""
-        return self.meet(GATHER, values.item())[self.alive].sum()
+        return self.exchange(GATHER, values.item())[self.alive].sum()
 
     def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
         """A copy of the network at the barycenter, with the buffers of this replica."""
@@ -443,6 +445,6 @@ class _Failures:
         self.deadline = time.monotonic() + patience
 
     def add(self, error: Exception) -> None:
-        if time.monotonic() > self.deadline or isinstance(error, ValueError) or "start it again" in str(error):
+        if time.monotonic() > self.deadline or isinstance(error, (ValueError, OutOfStep)):
             raise error
         time.sleep(0.05)

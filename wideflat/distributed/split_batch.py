@@ -53,8 +53,12 @@ class SplitBatch:
         """This rank's part of the cross-entropy, scaled so that the mean of the gradients is that of the whole."""
         return F.cross_entropy(logits, y, reduction="sum") * (self.ranks / self.whole)
 
+    def own(self, loss: Tensor) -> Tensor:
+        """The mean loss over the images of this rank, from what `loss` gave; 0 if it has none."""
+        return loss * (self.whole / self.ranks / max(self.part.stop - self.part.start, 1))
+
     def mean(self, loss: Tensor) -> Tensor:
-        """The loss of the whole mini-batch from the parts of all ranks, which all call it."""
+        """The mean loss over the whole mini-batch, from what `loss` gave on all ranks, which all call it."""
         total = loss.detach().clone()
         dist.all_reduce(total, group=self.group)
         return total / self.ranks

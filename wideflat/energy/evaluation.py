@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +19,7 @@ from wideflat.energy.blocks import to_device
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.labelled import LabelAlignment, has_labels
 from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric
+from wideflat.interruption import undisturbed
 
 __all__ = ["Evaluation", "Forward", "Metric"]
 
@@ -101,7 +100,7 @@ class Evaluation:
                         norm.training, norm.track_running_stats = True, False
                 yield self
         finally:
-            with _undisturbed():
+            with undisturbed():
                 for module, training in modes:
                     module.training = training
                 for norm, track in tracked:
@@ -283,19 +282,3 @@ def _restore_random_state(state: tuple[Any, ...]) -> None:
     random.setstate(state[2])
     if state[4] is not None:
         torch.get_device_module(state[3]).set_rng_state(state[4], state[3])
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until the block has ended, so that restoring is whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed and callable(before):
-            before(pressed[0], None)

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from wideflat import interruption
 from wideflat.energy.stratified import student_quantile
 from wideflat.files import atomic_write
 
 __all__ = ["Comparison", "Interrupted", "LocalEnergy"]
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(interruption.Interrupted):
     """Ctrl-C during a measurement: ``profile`` has what was measured until then (None if that is nothing)."""
 
     def __init__(self, profile: LocalEnergy | None) -> None:

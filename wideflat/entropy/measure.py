@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat import interruption
 from wideflat.committee.machine import wrong_patterns
 from wideflat.entropy.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP, sweep
 from wideflat.entropy.expectation_propagation import FullCovariance, vector_sites
@@ -62,7 +63,7 @@ DELTAS: tuple[float, ...] = tuple(float(f"{0.01 * 300 ** (k / 12):.4g}") for k i
 _CHUNK = 64
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(interruption.Interrupted):
     """Ctrl-C during ``local_entropy``: ``curve`` has the points finished until then (None if there are none)."""
 
     def __init__(self, curve: LocalEntropy | None) -> None:

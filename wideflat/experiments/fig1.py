@@ -18,9 +18,9 @@ POLISH_EPOCHS = 500
 #: outer learning rate of eSGD grows with that, so that w covers the same way; its inner loop takes fewer, larger steps.
 QUICK: dict[str, Setting] = {
     **SETTINGS,
-    "sgd-slow": SETTINGS["sgd-slow"].but(max_epochs=3000),
-    "rsgd-slow": SETTINGS["rsgd-slow"].but(gamma1=2e-3, max_epochs=7500, typical_epochs=5200),
-    "esgd": SETTINGS["esgd"].but(
+    "sgd-slow": SETTINGS["sgd-slow"].replace(max_epochs=3000),
+    "rsgd-slow": SETTINGS["rsgd-slow"].replace(gamma1=2e-3, max_epochs=7500, typical_epochs=5200),
+    "esgd": SETTINGS["esgd"].replace(
         lr=1e-2,
         inner_lr=2e-2,
         inner_steps=5,
@@ -81,11 +81,11 @@ class Fig1(CommitteeFigure):
         slow_restarts = slow_restarts or (2 if quick else 15)
         known = QUICK if quick else SETTINGS
         if gradient_scale is not None:
-            known = {name: setting.but(gradient_scale=gradient_scale) for name, setting in known.items()}
+            known = {name: setting.replace(gradient_scale=gradient_scale) for name, setting in known.items()}
         self.cases = [
             Case(
                 name,
-                known[name].but(polish_epochs=POLISH_EPOCHS, align=align and known[name].algorithm == "rsgd"),
+                known[name].replace(polish_epochs=POLISH_EPOCHS, align=align and known[name].algorithm == "rsgd"),
                 -(-(slow_restarts if name == "rsgd-slow" else restarts) // self.subsets),
             )
             for name in chosen

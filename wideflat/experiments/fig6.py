@@ -45,6 +45,6 @@ class Fig6(CommitteeFigure):
         restarts = restarts or (4 if quick else 50)
         dropouts = dropouts or ((0.0, 0.2, 0.4) if quick else (0.0, 0.1, 0.2, 0.3, 0.4))
         self.cases = [
-            Case(f"dropout-{dropout:g}", SETTINGS["sgd-fast"].but(dropout=dropout), -(-restarts // self.subsets))
+            Case(f"dropout-{dropout:g}", SETTINGS["sgd-fast"].replace(dropout=dropout), -(-restarts // self.subsets))
             for dropout in dropouts
         ]

@@ -39,8 +39,7 @@ from wideflat.experiments.trainings import Cell, TrainingExperiment, training_co
 from wideflat.presets import Preset
 from wideflat.report.chart import Chart, Series
 from wideflat.schedules import Schedule
-from wideflat.training.runs import Run
-from wideflat.training.training import Options, Training
+from wideflat.training import Options, Run, Training
 
 __all__ = ["Fig7", "Network"]
 

@@ -33,6 +33,7 @@ from wideflat.experiments.table1 import paper_error, percent
 from wideflat.experiments.trainings import CPU_SPEED, Cell, forward_operations
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
+from wideflat.training.flatness import augmentation_of_run
 from wideflat.training.runs import Run
 
 __all__ = ["Evolution", "ProfileExperiment", "augmenting", "kept", "profile_of_run"]
@@ -100,7 +101,7 @@ def profile_of_run(
     limit = run.config["options"]["limit_data"]
     if limit is not None:
         data = data.subset(min(limit, len(data.train)))
-    augmentation = run.augmentation()
+    augmentation = augmentation_of_run(run)
     request = {
         "run": run.path.name,
         "epoch": epoch,

@@ -27,8 +27,9 @@ from wideflat.data.catalogue import FACTS
 from wideflat.experiments.pieces import Answer, PieceExperiment
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
+from wideflat.training import Diverged, Options, train
+from wideflat.training.loop import configuration
 from wideflat.training.runs import Run, RunInUse
-from wideflat.training.training import Diverged, Options, configuration, train
 
 __all__ = ["Cell", "TrainingExperiment", "forward_operations", "training_cost"]
 
@@ -126,7 +127,7 @@ class TrainingExperiment(PieceExperiment):
         return Options(seed=cell.seed, limit_data=self.limit_data)
 
     def more_of(self, cell: Cell) -> dict[str, Any]:
-        """More arguments of :func:`wideflat.training.training.train`."""
+        """More arguments of :func:`wideflat.training.train`."""
         return {}
 
     # ---- computing

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from wideflat import models
+from wideflat import algorithms, models
 from wideflat.data.catalogue import FACTS
 from wideflat.schedules import Schedule
 
@@ -21,30 +21,13 @@ __all__ = ["ALGORITHMS", "COLUMNS", "Preset", "nearest", "one_of"]
 COLUMNS = ("sgd", "rsgd", "esgd", "rsgdxy")
 
 #: Every algorithm that a row can be trained with, and what it is.
-ALGORITHMS: dict[str, str] = {
-    "sgd": "the baseline: SGD (RMSprop for EfficientNet)",
-    "rsgd": "Replicated-SGD (Algorithm 2), as many passes over the data as the baseline in all",
-    "esgd": "Entropy-SGD (Algorithm 1), as many passes over the data as the baseline in all",
-    "rsgdxy": "Replicated-SGD, every replica sees as much data as the baseline",
-    "lookahead": "Entropy-SGD with epsilon = alpha = gamma = 0",
-    "easgd": "elastic averaging: replicas pulled to a center that follows them, constant strength",
-    "parle": "Entropy-SGD in every replica, coupled at its outer steps",
-    "sam": "sharpness-aware minimisation: the gradient at the worst point of a small ball",
-}
-
-#: Where replicas can start, and which algorithms can start there. A fork is for replicas that do the same as long as
-#: they see the same: those of Parle have noise of their own, and the center of EASGD is no replica.
-STARTS: dict[str, tuple[str, ...]] = {
-    "independent": tuple(ALGORITHMS),
-    "one": ("rsgd", "rsgdxy", "easgd", "parle"),
-    "fork": ("rsgd", "rsgdxy"),
-}
+ALGORITHMS: dict[str, str] = {name: algorithm.words for name, algorithm in algorithms.ALGORITHMS.items()}
 
 #: Fields that are one of a few words.
 CHOICES: dict[str, tuple[str, ...]] = {
     "augmentation": ("none", "standard", "autoaugment", "fast-autoaugment"),
     "optimizer": ("sgd", "rmsprop-tf", "rmsprop"),
-    "start": tuple(STARTS),
+    "start": ("independent", "one", "fork"),
     "coupling": ("gradient", "proximal"),
     "batch_norm": ("refresh", "gathered"),
     "gamma_clock": ("step", "cycle", "epoch"),
@@ -196,8 +179,9 @@ class Preset:
             one_of(field, getattr(self, field), known)
         one_of("algorithm", self.algorithm, ALGORITHMS)
         one_of("dataset", self.dataset, FACTS)
-        if self.algorithm not in STARTS[self.start]:
-            raise ValueError(f"start={self.start!r} is for {', '.join(STARTS[self.start])}, not for {self.algorithm}")
+        if self.start not in self.record.starts:
+            fitting = [name for name, record in algorithms.ALGORITHMS.items() if self.start in record.starts]
+            raise ValueError(f"start={self.start!r} is for {', '.join(fitting)}, not for {self.algorithm}")
         for field in COUNTS:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -222,9 +206,10 @@ class Preset:
         for field in ("gamma_factor", "replica_gamma_factor"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be > 0, got {getattr(self, field)!r}")
-        if self.gamma_in_lr and self.algorithm not in ("esgd", "parle"):
-            raise ValueError(f"gamma_in_lr is for the outer step of esgd and parle, not for {self.algorithm}")
-        between = "replica_gamma0" if self.algorithm == "parle" else "gamma0"
+        focused = {gamma.of: f"{gamma.prefix}gamma0" for gamma in self.record.gammas}
+        if self.gamma_in_lr and "optimizer" not in focused:
+            raise ValueError(f"gamma_in_lr is for the outer step of Entropy-SGD, not for {self.algorithm}")
+        between = focused.get("coupling", "gamma0")
         if self.start != "independent" and getattr(self, between) is None:
             raise ValueError(
                 f"{between} cannot be automatic with start={self.start!r}: it is the loss over the distance of the "
@@ -242,6 +227,11 @@ class Preset:
     # ---- what follows from the fields
 
     @property
+    def record(self) -> algorithms.Algorithm:
+        """All that there is to know of the algorithm."""
+        return algorithms.ALGORITHMS[self.algorithm]
+
+    @property
     def passes_per_epoch(self) -> int:
         """How often a replica goes over the training set in an epoch: L for Entropy-SGD, else 1."""
         return self.inner_steps
@@ -250,10 +240,6 @@ class Preset:
     def passes(self) -> int:
         """Passes over the training set, of all replicas together."""
         return self.epochs * self.passes_per_epoch * self.num_replicas
-
-    def lr_at(self, tau: float) -> float:
-        """The learning rate at epoch ``tau``."""
-        return self.lr * self.schedule(tau)
 
     def parted(self, tau: float) -> bool:
         """Whether the replicas go their own ways at epoch ``tau``: always, but for the first passes of a fork."""

@@ -1,6 +1,9 @@
-"""Training any row of Table 1: algorithms, the loop, runs on disk."""
+"""Training any row of Table 1: one training, one loop, runs on disk."""
 
+from wideflat.interruption import Interrupted
+from wideflat.training.loop import train, train_in
+from wideflat.training.options import Options
 from wideflat.training.runs import Run
-from wideflat.training.training import Options, Training, train
+from wideflat.training.training import Diverged, Training
 
-__all__ = ["Options", "Run", "Training", "train"]
+__all__ = ["Diverged", "Interrupted", "Options", "Run", "Training", "train", "train_in"]

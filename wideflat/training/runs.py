@@ -32,17 +32,15 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch import nn
 
 from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold
+from wideflat.presets import Preset
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
-
-if TYPE_CHECKING:
-    from wideflat.data import Augmentation, ImageData
 
 __all__ = ["DamagedState", "Run", "RunInUse"]
 
@@ -139,10 +137,16 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
-        """Open the run directory ``path`` (or the directory of a file in it, such as its ``model.safetensors``)."""
+        """Open the run directory ``path`` (or the directory of a file in it, such as its ``model.safetensors``).
+
+        Of a training whose replicas are jobs of their own it is the run of one of them, of the first that is finished:
+        the center in it is the barycenter of those that were alive.
+        """
         path = Path(path)
         if path.name in ("config.json", "model.safetensors", "model.json"):
             path = path.parent
+        if replicas := sorted(file.parent for file in path.glob("replica-*/config.json")):
+            path = next((each for each in replicas if (each / "model.json").exists()), replicas[0])
         try:
             config = json.loads((path / "config.json").read_text())
         except (FileNotFoundError, NotADirectoryError):
@@ -345,32 +349,7 @@ class Run:
 
     def build_model(self) -> nn.Module:
         """The untrained model of this run, with the initial weights of torch's current random state."""
-        from wideflat.presets import Preset
-
         return Preset.from_dict(self.config["experiment"]).build_model()
-
-    def data(self, folder: str | os.PathLike[str] | None = None) -> ImageData:
-        """The images that this run was trained and tested on.
-
-        Args:
-            folder: Where the data set is; by default where the run found it.
-        """
-        from wideflat.data import load
-
-        about = self.config["data"]
-        if folder is None:
-            sources = [row.get("data_source") for row in self.metrics("environment")]
-            folder = next((source for source in reversed(sources) if source and Path(source).exists()), None)
-        data = load(about["name"], folder, allow_altered=about["altered"])
-        limit = self.config["options"]["limit_data"]
-        return data.subset(min(limit, len(data.train)), min(limit, len(data.test))) if limit else data
-
-    def augmentation(self) -> Augmentation:
-        """What was done to the training images, for :class:`wideflat.data.Batches`."""
-        from wideflat.presets import Preset
-        from wideflat.training.training import augmentation
-
-        return augmentation(Preset.from_dict(self.config["experiment"]))
 
     def _model(self, epoch: int | None) -> Path:
         return self.path / "model" if epoch is None else self.path / "snapshots" / f"epoch-{epoch:04d}"

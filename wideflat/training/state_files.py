@@ -15,16 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wideflat.files import atomic_write
+from wideflat.files import DamagedState, atomic_write
 
 __all__ = ["DamagedState", "load_state", "read_about", "remove_state", "save_state"]
 
 #: Version of the form; a state of a later version is refused instead of misread.
 FORMAT = 1
-
-
-class DamagedState(RuntimeError):
-    """A file of a saved state is missing, truncated or altered."""
 
 
 def save_state(path: str | os.PathLike[str], state: Any, about: dict[str, Any] | None = None) -> None:

@@ -1,0 +1,48 @@
+"""The algorithms side by side: what each trains, how it steps, and where its center is.
+
+=========  ====================  =====================================  =======================================
+algorithm  networks              one iteration                          center
+=========  ====================  =====================================  =======================================
+sgd        1                     a step of SGD or RMSprop               the network
+sam        1                     the same, with the gradient at the     the network
+                                 worst point of a small ball
+ema        1                     a step of SGD or RMSprop               a running mean of the network's weights
+esgd       1                     an inner step of Entropy-SGD; each     w, where the outer steps lead
+                                 L-th also an outer one (Algorithm 1)
+lookahead  1                     the same, epsilon = alpha = gamma = 0  w
+rsgd(xy)   y                     a step for every replica; each K-th    the barycenter
+                                 with K gamma (w_a - w_bar) (Alg. 2)
+easgd      y and a center        a step for every replica; each K-th    the center variable
+                                 pulls replicas and center together
+parle      y                     esgd in every replica, replicas        the barycenter of the w's
+                                 coupled at the outer steps
+=========  ====================  =====================================  =======================================
+
+Each is a record (:class:`Algorithm`) in a file of its own. To add one: write the file, with its ``ALGORITHM``, and add
+its name to the list below. `wideflat train --algorithm`, presets, trainings on ranks and the tests of all algorithms
+follow.
+"""
+
+from importlib import import_module
+
+from wideflat.algorithms.algorithm import Algorithm
+
+__all__ = ["ALGORITHMS", "Algorithm"]
+
+#: The files, in the order in which the algorithms are listed: the columns of Table 1, then the others.
+FILES = (
+    "sgd",
+    "rsgd",
+    "esgd",
+    "rsgdxy",
+    "lookahead",
+    "easgd",
+    "parle",
+    "sam",
+    "ema",
+)
+
+#: Every algorithm, by name.
+ALGORITHMS: dict[str, Algorithm] = {
+    record.name: record for record in (import_module(f"{__name__}.{file}").ALGORITHM for file in FILES)
+}

@@ -1,0 +1,151 @@
+"""The local energy of a run: of its network, over its training images, with the augmentation of its training.
+
+So the paper says it measured (App. B.2). The perturbed and the unperturbed network see the same images, augmented anew
+in every pass; all other conventions are those of :func:`wideflat.local_energy` and are kept in each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wideflat.data import Augmentation, ImageData, load
+from wideflat.energy.measure import local_energy
+from wideflat.energy.profile import LocalEnergy
+from wideflat.presets import Preset
+from wideflat.training.runs import Run
+from wideflat.training.training import augmentation
+
+__all__ = ["augmentation_of_run", "augmenting", "images_of_run", "kept", "measurable", "profile_of_run"]
+
+
+def profile_of_run(
+    run: Run,
+    data: ImageData,
+    path: Path | None,
+    sigmas: Sequence[float],
+    epoch: int | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    augment: bool = True,
+    **settings: Any,
+) -> LocalEnergy:
+    """The local energy of a run's network over its training images.
+
+    Args:
+        run: The run.
+        data: The data set that it was trained on, or as much of it as `images_of_run` gives.
+        path: The file that the profile is kept in, and read from if it is there already; None for none.
+        sigmas: Strengths of the noise.
+        epoch: A snapshot; None for the final network.
+        device: Where to compute.
+        augment: With the augmentation of its training, as the paper does.
+        **settings: More arguments of :func:`wideflat.local_energy`.
+    """
+    data = _limited(run, data)
+    used = augmentation_of_run(run) if augment else augmentation_of_run(run).evaluation()
+
+    def measure() -> LocalEnergy:
+        model, images, more = measurable(run, data, epoch, device, augment=augment)
+        return local_energy(model, images, list(sigmas), **more, **settings)
+
+    if path is None:
+        return measure()
+    request = {
+        "run": run.path.name,
+        "epoch": epoch,
+        "sigmas": tuple(float(sigma) for sigma in sigmas),
+        "augmentation": repr(used),
+        "images": len(data.train),
+        **settings,
+    }
+    return kept(path, request, measure)
+
+
+def measurable(
+    run: Run,
+    data: ImageData,
+    epoch: int | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    augment: bool = True,
+) -> tuple[nn.Module, tuple[Tensor, Tensor], dict[str, Any]]:
+    """A run's network and its training images, as :func:`wideflat.local_energy` takes them.
+
+    Args:
+        run: The run.
+        data: See `profile_of_run`.
+        epoch: See there.
+        device: See there.
+        augment: See there.
+
+    Returns:
+        The network; inputs and targets; more arguments of the measurement: what makes inputs out of bytes.
+    """
+    data = _limited(run, data)
+    used = augmentation_of_run(run) if augment else augmentation_of_run(run).evaluation()
+    pixels = data.train.images.permute(0, 2, 3, 1).contiguous().to(device)
+    more: dict[str, Any] = {"augment": augmenting(used, data)}
+    if used == used.evaluation() and used.size in (None, data.image_size):
+        pixels, more = augmenting(used, data)(pixels), {}  # the same in every pass
+    return run.load_model(epoch, device), (pixels, data.train.targets.to(device)), more
+
+
+def augmenting(augmentation: Augmentation, data: ImageData) -> Callable[[Tensor], Tensor]:
+    """What makes the input of a network of bytes (n, H, W, C): augmentation and normalisation, by torch's own seed."""
+
+    def augment(pixels: Tensor) -> Tensor:
+        return augmentation(pixels, data.mean, data.std, torch.default_generator)
+
+    return augment
+
+
+def kept(path: Path, request: dict[str, Any], measure: Callable[[], LocalEnergy]) -> LocalEnergy:
+    """The profile in the file ``path`` if it is what is asked for; otherwise it is measured and written there.
+
+    Args:
+        path: The file.
+        request: What is asked for: everything that the result depends on. Kept in the file.
+        measure: Measures it.
+    """
+    request = {name: list(value) if isinstance(value, tuple) else value for name, value in request.items()}
+    if path.exists():
+        with contextlib.suppress(ValueError):  # a damaged file is measured again
+            profile = LocalEnergy.load(path)
+            if profile.conventions.get("request") == request:
+                return profile
+    profile = measure()
+    profile.conventions["request"] = request
+    profile.save(path)
+    return profile
+
+
+def augmentation_of_run(run: Run) -> Augmentation:
+    """What was done to the training images of a run, for :class:`wideflat.data.Batches`."""
+    return augmentation(Preset.from_dict(run.config["experiment"]))
+
+
+def images_of_run(run: Run, folder: str | os.PathLike[str] | None = None) -> ImageData:
+    """The images that a run was trained and tested on.
+
+    Args:
+        run: The run.
+        folder: Where the data set is; by default where the run found it.
+    """
+    about = run.config["data"]
+    if folder is None:
+        sources = [row.get("data_source") for row in run.metrics("environment")]
+        folder = next((source for source in reversed(sources) if source and Path(source).exists()), None)
+    return _limited(run, load(about["name"], folder, allow_altered=about["altered"]))
+
+
+def _limited(run: Run, data: ImageData) -> ImageData:
+    """As much of the data as the run has used."""
+    limit = run.config["options"]["limit_data"]
+    return data.subset(min(limit, len(data.train)), min(limit, len(data.test))) if limit else data
