@@ -12,10 +12,11 @@ from wideflat.training.runs import Run
 def test_fewer_epochs_rescale_everything():
     cell = preset("cifar10-pyramidnet", "rsgd").with_epochs(10)
     assert cell.period_changes == ((pytest.approx(22 / 3), 3),)
-    assert cell.lr_at(5) == pytest.approx(0.025)
+    assert cell.lr * cell.schedule(5) == pytest.approx(0.025)
     cell = preset("cifar100-efficientnet").with_epochs(35)
     assert cell.schedule.decay_every == pytest.approx(0.2)
-    assert preset("cifar10-resnet110").with_epochs(82).lr_at(0.49) == pytest.approx(0.01)
+    short = preset("cifar10-resnet110").with_epochs(82)
+    assert short.lr * short.schedule(0.49) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_configurations_of_the_first_version_are_read():
         ("esgd", {"gamma_clock": "pass"}, "gamma_clock must be one of step, cycle, epoch"),
         ("sgd", {"pixel_std": (0.2,)}, r"pixel_std must have a number > 0 for each of the 3 channels of cifar10"),
         ("sgd", {"pixel_std": (0.2, 0.0, 0.2)}, r"pixel_std must have a number > 0"),
-        ("rsgd", {"gamma_in_lr": True}, "gamma_in_lr is for the outer step of esgd and parle, not for rsgd"),
+        ("rsgd", {"gamma_in_lr": True}, "gamma_in_lr is for the outer step of Entropy-SGD, not for rsgd"),
         ("sgd", {"optimizer": "adam"}, "optimizer must be one of sgd, rmsprop-tf, rmsprop"),
     ],
 )

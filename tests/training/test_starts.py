@@ -13,8 +13,8 @@ from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
 from wideflat.rmsprop import TensorFlowRMSprop
 from wideflat.schedules import Schedule
-from wideflat.training.runs import Run
-from wideflat.training.training import Options, Training, train
+from wideflat.training import Options, Run, Training, train
+from wideflat.training.flatness import augmentation_of_run
 
 
 def images(count=40, size=16):
@@ -130,7 +130,7 @@ def test_pixels_are_normalised_with_the_constants_of_the_preset(tmp_path):
     own = next(iter(Training(dataclasses.replace(experiment, pixel_mean=None, pixel_std=None), data)._plain("test")))[0]
     assert own.mean().abs() < 1e-5
     run = train(experiment, tmp_path / "run", data, tensorboard=False, progress=False)
-    kept = Run.open(run.path).augmentation()  # what the local energy of the run is measured with
+    kept = augmentation_of_run(Run.open(run.path))  # what the local energy of the run is measured with
     assert kept.mean == mean and kept.evaluation().std == std and "std=(0.5, 1.0, 2.0)" in repr(kept)
 
 
@@ -149,7 +149,7 @@ def test_the_optimizers_that_presets_name():
 
 
 def experiment_of(*words, **options):
-    return Command(*words, **options)._experiment()
+    return Command(*words, **options)._cell()
 
 
 def test_flags_of_wideflat_train():
