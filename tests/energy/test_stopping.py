@@ -80,6 +80,7 @@ def test_two_bars_cover_the_truth_in_95_of_100_cases(case):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("noise", ["batch", "example", "pass"])
 def test_the_local_energy_of_a_linear_classifier_over_a_thousand_seeds(noise):
     """dE = mean Phi(-y w.x / (sigma sqrt(sum w^2 x^2))) - E(w) exactly."""
