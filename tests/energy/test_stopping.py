@@ -76,7 +76,7 @@ def test_bars_are_honest_although_they_end_the_measurement(case):
 def test_two_bars_cover_the_truth_in_95_of_100_cases(case):
     two, stated, ratio, cost = coverage(case, 1000, seed=1)
     assert 0.94 <= two <= 0.98 and 0.94 <= stated <= 0.98
-    assert 0.96 <= ratio <= 1.1 and cost < 1.5
+    assert 0.93 <= ratio <= 1.1 and cost < 1.5  # its own deviation is 0.022
 
 
 @pytest.mark.slow
