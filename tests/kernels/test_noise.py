@@ -98,11 +98,20 @@ def test_every_number_is_that_of_the_definition():
     assert [z[place].item() for place in far] == [by_hand(6, 3, place) for place in far]
 
 
+def by_numpy(seed, step, start, count):
+    """Without the kernel, in one piece."""
+    noise = GaussianNoise(seed)
+    parts = [noise._draw_by_numpy(step, start + at, min(CHUNK, count - at)).clone() for at in range(0, count, CHUNK)]
+    return torch.cat(parts)
+
+
 @pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here")
 @pytest.mark.parametrize("count", [1, 5, 1023, 1025, 3_000_001])
-def test_the_kernel_draws_the_same_tails(count):
-    z = GaussianNoise(4)(9, 0, count)
+def test_the_kernel_and_numpy_draw_the_same(count):
+    z = by_numpy(4, 9, 0, count)
     assert torch.equal(GaussianNoise(4).fill(torch.empty(count), step=9), z)
+    assert torch.equal(GaussianNoise(4)(9, 0, count), z)
+    assert torch.equal(GaussianNoise(4)(9, 2**40 + 3, min(count, 5000)), by_numpy(4, 9, 2**40 + 3, min(count, 5000)))
     assert count < 10**6 or z.abs().max() > 4.39  # the largest there was when 16 bits were all
 
 

@@ -62,7 +62,7 @@ from wideflat.kernels.noise import GaussianNoise
 source, one, out = GaussianNoise(0).source(0), ctypes.c_int64(1), torch.empty(100)
 library.FLAGS = ["-O1", *library.FLAGS[1:]]
 multiply = library.compile_kernel(torch.float32).multiply
-multiply(one, ctypes.c_int64(101), ctypes.byref(source), library.pointer(out), None)
+multiply(one, ctypes.c_int64(101), ctypes.c_int64(0), ctypes.byref(source), library.pointer(out), None)
 """
     result = run("-c", code)
     assert result.returncode != 0

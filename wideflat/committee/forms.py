@@ -224,8 +224,7 @@ class DirectESGD(Direct):
         setting, w = self.setting, self.state["w"]
         L, alpha = setting.inner_steps, setting.alpha
         k = setting.inner_lr * setting.gamma(epoch)
-        size = math.sqrt(setting.inner_lr) * setting.epsilon
-        noise = [generator(seed, NOISE, epoch) for seed in self.seeds] if size else []
+        streams = [generator(seed, NOISE, epoch) for seed in self.seeds]
         passes = ((orders[:, p], None if masks is None else masks[:, p]) for p in range(orders.shape[1]))
         batches = [batch for one in passes for batch in self.present(*one, epoch, setting.inner_lr)]
         outer_steps = len(batches) // L
@@ -234,12 +233,19 @@ class DirectESGD(Direct):
             for batch in batches[outer * L : (outer + 1) * L]:
                 step = self.step(explorer, batch, epoch)
                 explorer.lerp_(w, k).add_(step)
-                for one, stream in zip(explorer, noise, strict=True) if size else ():
-                    drawn = stream.standard_normal((self.hidden, self.num_inputs), dtype=np.float32)
-                    one[:, : self.num_inputs] += size * torch.from_numpy(drawn)
+                self._add_noise(explorer, streams)
                 mean.lerp_(explorer, 1 - alpha)
                 explorer /= explorer.norm(dim=-1, keepdim=True)
             if outer == outer_steps - 1:
                 self.state["d"] = (w - mean).square().sum(dim=(1, 2)).unsqueeze(1) / 2
             w.lerp_(mean, setting.lr)
             w /= w.norm(dim=-1, keepdim=True)
+
+    def _add_noise(self, explorer: Tensor, streams: list[np.random.Generator]) -> None:
+        """sqrt(eta') epsilon N(0, 1), where there is any, from the stream of each restart."""
+        size = math.sqrt(self.setting.inner_lr) * self.setting.epsilon
+        if not size:
+            return
+        for one, stream in zip(explorer, streams, strict=True):
+            drawn = stream.standard_normal((self.hidden, self.num_inputs), dtype=np.float32)
+            one[:, : self.num_inputs] += size * torch.from_numpy(drawn)

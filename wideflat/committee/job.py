@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 
@@ -88,6 +89,11 @@ class Job:
         """Does a restart with this value end by its rule?"""
         return bool(value == 0 if self.setting.stop == "errors" else value < self.setting.tolerance)
 
+    def now(self) -> list[Restart]:
+        """All restarts as they were at their last refresh, for a checkpoint."""
+        with self.lock:
+            return [dataclasses.replace(restart) for restart in self.restarts]
+
     def done(self) -> float:
         """Restarts that have ended, and parts of the others as far as one can tell."""
         typical = self.setting.typical_epochs
@@ -120,10 +126,9 @@ class Group:
         weights = torch.stack([restart.weights for restart in self.restarts])
         if setting.align and setting.num_replicas > 1 and due:
             weights = torch.stack([align(w) for w in weights])
-        skipped = self._skip(weights) if due else []
-        if skipped:
+        if due and (skipped := self._skip(weights)):
             self.ahead = [self.restarts[row] for row in skipped if not self.restarts[row].stop]
-            kept = [row for row in range(len(self.restarts)) if row not in set(skipped)]
+            kept = sorted(set(range(len(weights))).difference(skipped))
             self.restarts, weights, self.orders = [self.restarts[row] for row in kept], weights[kept], {}
         self.loaded = bool(self.restarts)
         if self.loaded:
@@ -168,7 +173,7 @@ class Group:
                 restart = self.restarts[row]
                 restart.weights, restart.epoch, restart.value = weights.clone(), self.epoch, float(value[row])
                 restart.stop = job.setting.stop if job.met(value[row]) else "max_epochs"
-        kept = [row for row in range(len(self.restarts)) if row not in set(ended)]
+        kept = sorted(set(range(len(self.restarts))).difference(ended))
         self.restarts = [self.restarts[row] for row in kept]
         self.orders = {epoch: rows[kept] for epoch, rows in self.orders.items()}
         self.form.select(kept)

@@ -42,19 +42,7 @@ def train_one(
     for machine, weight in zip(machines, initial_weights(setting, seed, x.shape[1]), strict=True):
         machine.weight.data.copy_(weight)
     coupling = ReplicaCoupling(replicas, period=setting.period)
-    optimizer: torch.optim.Optimizer
-    if setting.has_inner_loop:
-        optimizer = EntropySGD(
-            replicas.parameters(),
-            lr=setting.lr,
-            inner_lr=setting.inner_lr,
-            inner_steps=setting.inner_steps,
-            epsilon=setting.epsilon,
-            alpha=setting.alpha,
-            seed=seed,
-        )
-    else:
-        optimizer = torch.optim.SGD(replicas.parameters(), lr=setting.lr)
+    optimizer = _optimizer(setting, replicas, seed)
     scale = setting.gradient_scale / setting.batch_size
     epoch = 0
     while True:
@@ -86,15 +74,33 @@ def train_one(
                 for machine in machines:
                     machine.normalize_()
         with torch.no_grad():
-            first = machines[0]
-            if setting.stop == "errors":
-                value = float((first.predict(x) != target).sum())
-            elif setting.stop == "loss":
-                value = float(committee_loss(first.surrogate(x, x.new_ones(hidden)), target, setting.omega(epoch)))
-            elif setting.replicated:
-                value = float(replicas.distances().mean())
-            else:
-                value = distance
+            value = _rule(setting, replicas, x, target, epoch, distance)
             weights = torch.stack([machine.weight for machine in machines])
         yield weights, value
         epoch += 1
+
+
+def _optimizer(setting: Setting, replicas: Replicas, seed: int) -> torch.optim.Optimizer:
+    if not setting.has_inner_loop:
+        return torch.optim.SGD(replicas.parameters(), lr=setting.lr)
+    return EntropySGD(
+        replicas.parameters(),
+        lr=setting.lr,
+        inner_lr=setting.inner_lr,
+        inner_steps=setting.inner_steps,
+        epsilon=setting.epsilon,
+        alpha=setting.alpha,
+        seed=seed,
+    )
+
+
+def _rule(setting: Setting, replicas: Replicas, x: Tensor, target: Tensor, epoch: int, distance: float) -> float:
+    """What the stopping rule measures; ``distance`` is that of w from mu."""
+    first = replicas[0]
+    assert isinstance(first, CommitteeMachine)
+    if setting.stop == "errors":
+        return float((first.predict(x) != target).sum())
+    if setting.stop == "loss":
+        output = first.surrogate(x, x.new_ones(setting.hidden))
+        return float(committee_loss(output, target, setting.omega(epoch)))
+    return float(replicas.distances().mean()) if setting.replicated else distance

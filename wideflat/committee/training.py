@@ -8,7 +8,6 @@ refresh, rSGD goes there at once: :mod:`wideflat.committee.skipping`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
@@ -99,11 +98,8 @@ def train(
         >>> solutions.train_errors, solutions.stop
         ([0, 0, 0], ['errors', 'errors', 'errors'])
     """
-    if isinstance(setting, str) and setting not in SETTINGS:
-        raise ValueError(f"there is no setting {setting!r}; there are {', '.join(SETTINGS)}")
-    name = setting if isinstance(setting, str) else next((k for k, v in SETTINGS.items() if v == setting), None)
-    setting = SETTINGS[setting] if isinstance(setting, str) else setting
-    seeds, name = [int(seed) for seed in seeds], name or setting.algorithm
+    name, setting = _named(setting)
+    seeds = [int(seed) for seed in seeds]
     patterns = Patterns.from_arrays(inputs, targets, test_inputs, test_targets, source)
     workers = torch.get_num_threads() if threads is None else threads
     form = _choose_form(form, setting, patterns)
@@ -117,23 +113,25 @@ def train(
 
     def save() -> None:
         if checkpoint is not None:
-            with job.lock:
-                now = [dataclasses.replace(restart) for restart in restarts]
-            checkpoints.write(checkpoint, identity, now)
+            checkpoints.write(checkpoint, identity, job.now())
 
     try:
         _execute(job, workers, save, Progress(f"committee {name}", len(seeds), progress, before=job.done()))
     except KeyboardInterrupt:
-        save()
-        finished = sum(bool(restart.stop) for restart in restarts)
         hint = f"; run it again to go on from {os.fspath(checkpoint)}" if checkpoint is not None else ""
+        finished = sum(bool(restart.stop) for restart in job.restarts)
         message = f"interrupted with {finished} of {len(seeds)} restarts finished{hint}"
         raise Interrupted(message, _measure(job, name, options)) from None
-    except Exception:
-        save()  # whatever went wrong, the last refresh is good
-        raise
-    save()
     return _measure(job, name, options)
+
+
+def _named(setting: Setting | str) -> tuple[str, Setting]:
+    """A setting and its name, which is that of the algorithm where it has none."""
+    if isinstance(setting, str):
+        if setting not in SETTINGS:
+            raise ValueError(f"there is no setting {setting!r}; there are {', '.join(SETTINGS)}")
+        return setting, SETTINGS[setting]
+    return next((name for name, known in SETTINGS.items() if known == setting), setting.algorithm), setting
 
 
 def _check(dtype: torch.dtype, refresh: int, seeds: list[int], workers: int) -> None:
@@ -189,6 +187,7 @@ def _execute(job: Job, workers: int, save: Callable[[], None], progress: Progres
                 raise
     finally:
         torch.set_num_threads(threads_before)
+        save()  # whatever went wrong, the last refresh is good
 
 
 def _measure(job: Job, name: str, options: dict[str, Any]) -> Solutions:
@@ -202,10 +201,8 @@ def _measure(job: Job, name: str, options: dict[str, Any]) -> Solutions:
         weights, steps = _polish(job, weights, wrong)
         for i, moved, epochs in steps:
             movement[i], polish_epochs[i] = moved, epochs
-    count = max(len(patterns.test_inputs), 1)
-    test = errors(weights, patterns.test_inputs, patterns.test_targets).double() / count
-    if len(patterns.test_inputs) == 0:
-        test = torch.full_like(test, math.nan)
+    # without a test set 0 / 0, which is NaN
+    test = errors(weights, patterns.test_inputs, patterns.test_targets).double() / len(patterns.test_inputs)
     return Solutions(
         weights=weights,
         inputs=patterns.inputs,

@@ -1,8 +1,10 @@
 /* Weights times noise, or noise alone. */
 #include "noise.h"
 
-/* out <- z * w, or z itself without w */
-void multiply(int64_t threads, int64_t count, const NoiseStream *noise, REAL *out, const REAL *w) {
+/* out <- z * w, or z itself without w, with the numbers from `place` on */
+void multiply(
+    int64_t threads, int64_t count, int64_t place, const NoiseStream *noise, REAL *out, const REAL *w
+) {
     const int64_t chunks = (count + CHUNK - 1) / CHUNK;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
@@ -12,7 +14,7 @@ void multiply(int64_t threads, int64_t count, const NoiseStream *noise, REAL *ou
         Reader reader = reader_of(noise);
         for (int64_t chunk = part * chunks / threads; chunk < (part + 1) * chunks / threads; chunk++) {
             const int64_t at = chunk * CHUNK, n = count - at < CHUNK ? count - at : CHUNK;
-            draw(&reader, noise, at, n, z);
+            draw(&reader, noise, place + at, n, z);
             if (w)
                 for (int64_t i = 0; i < n; i++) out[at + i] = z[i] * w[at + i];
             else

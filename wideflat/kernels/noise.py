@@ -38,6 +38,7 @@ CHUNK = 32768
 
 #: Parts on each side that are cut more finely, the bits that cut them, and how often; as in ``noise.h``.
 TAIL_PARTS, TAIL_BITS, TAIL_LEVELS = 128, 4, 12
+_FINER = (1 << TAIL_BITS) - 1
 
 
 @cache
@@ -85,6 +86,15 @@ def _mix(number: Any) -> Any:
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
     return number ^ (number >> 31)
+
+
+def _finest(part: int, more: int) -> tuple[int, int]:
+    """Level and number of the part, from that at the first level, which is among the outermost again."""
+    level = 0
+    while part < TAIL_PARTS and level < TAIL_LEVELS - 1:
+        level, more = level + 1, more >> TAIL_BITS
+        part = part << TAIL_BITS | more & _FINER
+    return level, part
 
 
 def _check(out: Tensor, weights: Tensor | None) -> None:
@@ -175,13 +185,7 @@ class GaussianNoise:
         """
         _check(out, weights)
         if kernel_is_there(out) and is_aligned(out) and (weights is None or is_aligned(weights)):
-            compile_kernel(out.dtype).multiply(
-                ctypes.c_int64(threads_for(out.numel())),
-                ctypes.c_int64(out.numel()),
-                ctypes.byref(self.source(step)),
-                pointer(out),
-                None if weights is None else pointer(weights),
-            )
+            self._by_kernel(out, weights, step, 0)
             torch.autograd.graph.increment_version(out)
             return out
         factors = None if weights is None else weights.view(-1).split(CHUNK)
@@ -206,8 +210,26 @@ class GaussianNoise:
         state, _ = self._origin
         return _mix(_mix((state ^ (state >> 64)) & _MASK) + step * _GOLDEN & _MASK)
 
+    def _by_kernel(self, out: Tensor, weights: Tensor | None, step: int, start: int) -> None:
+        compile_kernel(out.dtype).multiply(
+            ctypes.c_int64(threads_for(out.numel())),
+            ctypes.c_int64(out.numel()),
+            ctypes.c_int64(start),
+            ctypes.byref(self.source(step)),
+            pointer(out),
+            None if weights is None else pointer(weights),
+        )
+
     def _draw(self, step: int, start: int, count: int) -> Tensor:
-        """At most a chunk of numbers, in memory that the next call uses again. Four numbers share 64 random bits."""
+        """At most a chunk of numbers, in memory that the next call uses again."""
+        if not kernel_is_there(self._values):
+            return self._draw_by_numpy(step, start, count)
+        values = self._values[:count]
+        self._by_kernel(values, None, step, start)
+        return values
+
+    def _draw_by_numpy(self, step: int, start: int, count: int) -> Tensor:
+        """The same without a compiler. Four numbers share 64 random bits."""
         word, skip = divmod(start, 4)
         wanted = step * _STRIDE + word
         if wanted != self._position:
@@ -220,21 +242,17 @@ class GaussianNoise:
         # counted from the ends, so that one comparison finds both
         outermost = np.flatnonzero(parts + np.uint16(TAIL_PARTS) < np.uint16(2 * TAIL_PARTS))
         if len(outermost):
-            values.numpy()[outermost] = self._tail(step, start + outermost, parts[outermost])
+            values.numpy()[outermost] = self._tail(step, start, outermost, parts[outermost])
         return values
 
-    def _tail(self, step: int, places: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """The numbers of outermost parts; see ``tail`` in ``noise.h``."""
-        more = _mix((places.astype(np.uint64) + 1) * _GOLDEN + self._tail_key(step)).view(np.int64)
-        upper = parts >= 32768
-        part = np.where(upper, 65535 - parts, parts).astype(np.int64)
-        numbers = np.empty(len(part), dtype=np.float32)
-        rows = np.arange(len(part))
-        for level, table in enumerate(_tails(torch.float32).numpy()):
-            part = part << TAIL_BITS | ((more >> (TAIL_BITS * level)) & ((1 << TAIL_BITS) - 1))
-            numbers[rows] = table[part]
-            inside = np.flatnonzero(part < TAIL_PARTS)
-            if not len(inside):
-                break
-            part, more, rows = part[inside], more[inside], rows[inside]
-        return np.where(upper, numbers, -numbers)
+    def _tail(self, step: int, start: int, places: np.ndarray, parts: np.ndarray) -> np.ndarray:
+        """The numbers of outermost parts at places counted from ``start``; see ``tail`` in ``noise.h``."""
+        table = _tails(torch.float32).numpy()
+        counter = self._tail_key(step) + (start + 1) * _GOLDEN & _MASK
+        more = _mix(places.astype(np.uint64) * _GOLDEN + counter)
+        lower = parts.view(np.int16) >= 0
+        part = np.where(lower, parts, ~parts).astype(np.uint64) << TAIL_BITS | more & _FINER
+        numbers = table[0, part]
+        for row in np.flatnonzero(part < TAIL_PARTS):  # one in 16
+            numbers[row] = table[_finest(int(part[row]), int(more[row]))]
+        return np.negative(numbers, out=numbers, where=lower)
