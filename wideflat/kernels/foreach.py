@@ -1,0 +1,74 @@
+"""What the steps of Entropy-SGD and its family are made of, by torch's operations: for every device, type and layout.
+
+The center w and the mean mu may be of a wider type than the explorer w', and on another device. The model then holds w
+rounded to its own type. So that this rounding is no displacement, w' is always compared with w *as the model holds it*.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wideflat.kernels.flat_blocks import flat, is_dense
+from wideflat.kernels.noise import GaussianNoise
+from wideflat.seeds import derive_seed
+
+__all__ = ["add_noise", "as_held", "displacement", "pull_back", "put_back", "running_mean", "take_up"]
+
+
+def as_held(w: list[Tensor], w_prime: list[Tensor]) -> list[Tensor]:
+    """The center w as the model holds it: in the type and on the device of w'; w itself where they are the same."""
+    return [center.to(p.device, p.dtype) for center, p in zip(w, w_prime, strict=True)]
+
+
+def displacement(w_prime: list[Tensor], w: list[Tensor]) -> list[Tensor]:
+    """Compute w' - w, in the type of w'."""
+    return list(torch._foreach_sub(w_prime, as_held(w, w_prime)))
+
+
+def pull_back(w_prime: list[Tensor], w: list[Tensor], fraction: float) -> None:
+    """Compute w' <- w' - fraction (w' - w)."""
+    torch._foreach_lerp_(w_prime, as_held(w, w_prime), fraction)
+
+
+def put_back(w_prime: list[Tensor], w: list[Tensor]) -> None:
+    """Compute w' <- w."""
+    torch._foreach_copy_(w_prime, w)
+
+
+def take_up(w: list[Tensor], w_prime: list[Tensor]) -> None:
+    """Put w on w' where the model does not hold w, because somebody has changed its weights.
+
+    >>> w, w_prime = torch.tensor([1.001, 1.001]), torch.tensor([1.0, 3.0], dtype=torch.bfloat16)
+    >>> take_up([w], [w_prime])  # the first is w in bfloat16, the second is not
+    >>> [round(x, 3) for x in w.tolist()]
+    [1.001, 3.0]
+    """
+    same = [center.dtype == p.dtype for center, p in zip(w, w_prime, strict=True)]
+    if all(same):
+        torch._foreach_copy_(w, w_prime)
+        return
+    for center, p in zip(w, w_prime, strict=True):
+        now = p.to(center.device)
+        center.copy_(torch.where(center.to(p.dtype) == now, center, now.to(center.dtype)))
+
+
+def running_mean(mu: list[Tensor], w_prime: list[Tensor], alpha: float) -> None:
+    """Compute mu <- alpha mu + (1 - alpha) w'."""
+    explorer = [p.to(mean.device, mean.dtype) for mean, p in zip(mu, w_prime, strict=True)]
+    torch._foreach_lerp_(mu, explorer, 1 - alpha)
+
+
+def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, step: int, scale: float) -> None:
+    """Add ``scale`` times N(0, I). On the CPU it is a function of (seed, step, place), places counting in the order of
+    memory, or of the indices where there are gaps. On an accelerator it comes from its own generator, seeded by them,
+    and so is the same on every device of one kind.
+    """
+    for p, place in zip(w_prime, places, strict=True):
+        if p.device.type == "cpu":
+            noise.add_([flat(p) if is_dense(p) else p], step, [place], scale)
+            continue
+        generator = torch.Generator(device=p.device)
+        generator.manual_seed(derive_seed(noise.seed, "langevin", step, place))
+        z = torch.empty_like(p, memory_format=torch.preserve_format).normal_(generator=generator)
+        p.add_(z, alpha=scale)
