@@ -31,6 +31,8 @@ class Part:
     mu: list[Tensor] = field(default_factory=list)
     #: Of the first element of each, in the noise.
     places: list[int] = field(default_factory=list)
+    #: What the optimizer keeps of each.
+    states: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -130,7 +132,8 @@ class Cycles(Centered):
         self._follow(self._parts(self._has_moved))
         for settings in self._settings():
             settings["position"] = 0
-        self._publish()
+        if self._prefix:  # else it is there already
+            self._publish()
 
     def _follow(self, parts: list[Part]) -> None:
         """The outer step of the box above, by torch's operations."""
@@ -155,29 +158,28 @@ class Cycles(Centered):
         parts, place = [], 0
         for number, group in enumerate(self.param_groups):
             part, keeps_mean = Part(), self._keeps_mean(number)
-            if not keeps_mean:
-                part.mu = part.w_prime
             for p in group["params"]:
                 if chosen(p):
                     state = self.state[p]
                     if "center" not in state or (keeps_mean and "mean" not in state):
                         self._allocate(number, p)
                     part.w_prime.append(p)
-                    part.w.append(state["center"])
                     part.places.append(place)
-                    if keeps_mean:
-                        part.mu.append(state["mean"])
+                    part.states.append(state)
                 place += p.numel()
+            part.w = [state["center"] for state in part.states]
+            part.mu = [state["mean"] for state in part.states] if keeps_mean else part.w_prime
             parts.append(part)
         return parts
 
     def _has_gradient(self, p: Tensor) -> bool:
-        if p.grad is not None and p.grad.is_sparse:
+        gradient = p.grad
+        if gradient is not None and gradient.is_sparse:
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the "
                 "center, the pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
             )
-        return p.grad is not None
+        return gradient is not None
 
     def _has_moved(self, p: Tensor) -> bool:
         """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""

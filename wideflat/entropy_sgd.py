@@ -287,6 +287,11 @@ class EntropySGD(Cycles):
             self.state[p]["outer_momentum_buffer" if sgd is self.outer else "momentum_buffer"] = velocity
         return velocity
 
+    def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
+        if all(name in state for state in part.states):
+            return [state[name] for state in part.states]
+        return [self._velocity(p, sgd, weight) for p, weight in zip(part.w_prime, weights, strict=True)]
+
     def _adopt_inner(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         if not self._plain:
             super()._adopt_inner(saved)
@@ -302,7 +307,7 @@ class EntropySGD(Cycles):
             return
         for number, (group, inner, part) in enumerate(zip(self.param_groups, self.inner, parts, strict=True)):
             eta, momentum = float(group["inner_lr"]), float(group["momentum"])
-            velocity = [self._velocity(p, inner, p) for p in part.w_prime] if momentum else None
+            velocity = self._velocities("momentum_buffer", part, inner, part.w_prime) if momentum else None
             kernel = self._kernel_of("inner", number, part, velocity)
             if kernel is None:
                 self._explore(inner, range(number, number + 1), [part], starting)
@@ -316,8 +321,7 @@ class EntropySGD(Cycles):
         others = []
         for number, (group, part) in enumerate(zip(self.param_groups, parts, strict=True)):
             momentum, nesterov, decay = (_outer(group, name) for name in ("momentum", "nesterov", "weight_decay"))
-            pairs = zip(part.w_prime, part.w, strict=True)
-            velocity = [self._velocity(p, self.outer, w) for p, w in pairs] if momentum else None
+            velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.w) if momentum else None
             kernel = self._kernel_of("outer", number, part, velocity)
             if kernel is None:
                 others.append(part)

@@ -4,7 +4,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wideflat.kernels import flat_blocks as module
 from wideflat.kernels.flat_blocks import alike, cache_blocks, laid_out_like
 
 

@@ -13,6 +13,9 @@ from wideflat.kernels.flat_blocks import flat, is_dense
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.seeds import derive_seed
 
+#: Elements of small tensors that get their noise at once.
+RUN = 32768
+
 __all__ = ["add_noise", "as_held", "displacement", "pull_back", "put_back", "running_mean", "take_up"]
 
 
@@ -64,11 +67,30 @@ def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, st
     memory, or of the indices where there are gaps. On an accelerator it comes from its own generator, seeded by them,
     and so is the same on every device of one kind.
     """
-    for p, place in zip(w_prime, places, strict=True):
-        if p.device.type == "cpu":
-            noise.add_([flat(p) if is_dense(p) else p], step, [place], scale)
+    for run, place in _runs(w_prime, places):
+        if run[0].device.type == "cpu":
+            z = noise(step, place, sum(p.numel() for p in run))
+            views = [flat(p) if is_dense(p) else p for p in run]
+            pieces = z.split([p.numel() for p in run])
+            shaped = [piece.view(view.shape) for piece, view in zip(pieces, views, strict=True)]
+            torch._foreach_add_(views, shaped, alpha=scale)
             continue
-        generator = torch.Generator(device=p.device)
+        generator = torch.Generator(device=run[0].device)
         generator.manual_seed(derive_seed(noise.seed, "langevin", step, place))
-        z = torch.empty_like(p, memory_format=torch.preserve_format).normal_(generator=generator)
-        p.add_(z, alpha=scale)
+        z = torch.empty_like(run[0], memory_format=torch.preserve_format).normal_(generator=generator)
+        run[0].add_(z, alpha=scale)
+
+
+def _runs(tensors: list[Tensor], places: list[int]) -> list[tuple[list[Tensor], int]]:
+    """Small tensors on the CPU whose places follow each other, together; every other tensor alone."""
+    runs: list[tuple[list[Tensor], int]] = []
+    end = room = 0
+    for tensor, place in zip(tensors, places, strict=True):
+        if place == end and tensor.numel() <= room and tensor.device.type == "cpu":
+            runs[-1][0].append(tensor)
+            room -= tensor.numel()
+        else:
+            runs.append(([tensor], place))
+            room = RUN - tensor.numel() if tensor.device.type == "cpu" else 0
+        end = place + tensor.numel()
+    return runs
