@@ -319,6 +319,8 @@ def test_refuses_what_it_cannot_do():
     ("argument", "value", "message"),
     [
         ("lr", -1.0, "lr must be >= 0, got -1.0"),
+        ("lr", torch.tensor([0.1, 0.1]), "Tensor lr must be 1-element"),
+        ("inner_state", "half", "inner_state must be 'keep' or 'restart', got 'half'"),
         ("gamma", float("nan"), "gamma must be >= 0"),
         ("alpha", 1.5, "alpha must be between 0 and 1, got 1.5"),
         ("inner_steps", 0, "inner_steps must be a whole number >= 1, got 0"),

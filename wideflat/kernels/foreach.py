@@ -84,7 +84,7 @@ def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, st
 def _runs(tensors: list[Tensor], places: list[int]) -> list[tuple[list[Tensor], int]]:
     """Small tensors on the CPU whose places follow each other, together; every other tensor alone."""
     runs: list[tuple[list[Tensor], int]] = []
-    end = room = 0
+    end, room = -1, 0
     for tensor, place in zip(tensors, places, strict=True):
         if place == end and tensor.numel() <= room and tensor.device.type == "cpu":
             runs[-1][0].append(tensor)
