@@ -209,3 +209,14 @@ def test_groups_of_a_file_without_newer_names_get_their_defaults():
         params[0].grad = torch.ones(3)
         opt.step()
     assert opt.param_groups[0]["outer_momentum"] is None
+
+
+@pytest.mark.parametrize("algorithm", ["esgd", "esgd-rmsprop", "entropic", "lookahead", "sam"])
+@pytest.mark.parametrize("steps", [4, 6])
+def test_a_state_that_shares_memory_with_the_optimizer_is_loaded(runs, algorithm, steps):
+    """torch.distributed.checkpoint fills the memory of the state in place, and loads that."""
+    run = Run(algorithm)
+    for _ in range(steps):
+        run.step()
+    run.opt.load_state_dict(run.opt.state_dict())
+    assert continued(algorithm, run.save()) == runs[algorithm][1]

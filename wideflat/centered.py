@@ -16,6 +16,9 @@ from wideflat.kernels.foreach import as_held
 
 __all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly"]
 
+#: State of a parameter that is made here, not by the inner optimizers or the outer one.
+OWN = ("center", "mean", "momentum_buffer")
+
 
 class Centered(Optimizer):
     """An optimizer whose model holds an explorer w' that inner optimizers move, and that moves a center w itself.
@@ -109,9 +112,9 @@ class Centered(Optimizer):
             if self._layouts.get(p) == layout:
                 continue
             center, state = self._centers[p], self.state[p]
-            own = [state[name] for name in ("mean", "momentum_buffer") if name in state]
+            own = [state[name] for name in OWN if name in state]
             others = [value for value in self.outer.state.get(center, {}).values() if isinstance(value, Tensor)]
-            for tensor in (center, *own, *(value for value in others if value.shape == center.shape)):
+            for tensor in (*own, *(value for value in others if value.shape == center.shape)):
                 self._fit_tensor(p, tensor)
             self._layouts[p] = layout
 
@@ -192,6 +195,10 @@ class Centered(Optimizer):
     @torch.no_grad()
     def _adopt(self, saved: dict[Tensor, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
         """Take over what was saved: of each parameter, and of each group."""
+        # Copies first: what is loaded may be this optimizer's own memory, filled from a file.
+        copies = {
+            p: {name: self._like(p).copy_(state[name]) for name in OWN if name in state} for p, state in saved.items()
+        }
         self.state = defaultdict(dict)
         self._rehearsed = []
         self._adopt_groups(groups)
@@ -199,13 +206,12 @@ class Centered(Optimizer):
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if "center" in saved[p]:
-                    self._allocate(number, p)
+                    state = self._allocate(number, p)
+                    for name in state.keys() & copies[p].keys():
+                        state[name].data = copies[p][name]
+                    if "explorer" in saved[p]:
+                        state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
-        for p, state in self.state.items():
-            for name in state.keys() & saved[p].keys():
-                state[name].copy_(saved[p][name])
-            if "explorer" in saved[p]:
-                state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
         if self._evaluating and self._phase()[0] > 0 and not any("explorer" in s for s in self.state.values()):
             raise ValueError(
                 "the state was saved after eval() in the middle of a cycle, and came here without w'; save it after "
@@ -319,7 +325,7 @@ def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for index, (p, number) in enumerate(zip(params, numbers, strict=False)):  # torch refuses another number of them
         state = state_dict["state"].get(number, {})
-        for name in ("center", "mean", "explorer", "momentum_buffer", "outer_momentum_buffer"):
+        for name in (*OWN, "explorer", "outer_momentum_buffer"):
             if name in state and state[name].shape != p.shape:
                 raise ValueError(
                     f"the saved {name} of parameter {index} has the shape {tuple(state[name].shape)}, the parameter "
