@@ -68,17 +68,19 @@ def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, st
     and so is the same on every device of one kind.
     """
     for run, place in _runs(w_prime, places):
-        if run[0].device.type == "cpu":
-            z = noise(step, place, sum(p.numel() for p in run))
-            views = [flat(p) if is_dense(p) else p for p in run]
-            pieces = z.split([p.numel() for p in run])
-            shaped = [piece.view(view.shape) for piece, view in zip(pieces, views, strict=True)]
-            torch._foreach_add_(views, shaped, alpha=scale)
+        if run[0].device.type != "cpu":
+            generator = torch.Generator(device=run[0].device)
+            generator.manual_seed(derive_seed(noise.seed, "langevin", step, place))
+            z = torch.empty_like(run[0], memory_format=torch.preserve_format).normal_(generator=generator)
+            run[0].add_(z, alpha=scale)
             continue
-        generator = torch.Generator(device=run[0].device)
-        generator.manual_seed(derive_seed(noise.seed, "langevin", step, place))
-        z = torch.empty_like(run[0], memory_format=torch.preserve_format).normal_(generator=generator)
-        run[0].add_(z, alpha=scale)
+        views = [flat(p) if is_dense(p) else p for p in run]
+        if len(run) == 1:
+            noise.add_(views, step, [place], scale)
+            continue
+        pieces = noise(step, place, sum(p.numel() for p in run)).split([p.numel() for p in run])
+        shaped = [piece.view(view.shape) for piece, view in zip(pieces, views, strict=True)]
+        torch._foreach_add_(views, shaped, alpha=scale)
 
 
 def _runs(tensors: list[Tensor], places: list[int]) -> list[tuple[list[Tensor], int]]:
