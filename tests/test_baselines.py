@@ -188,3 +188,101 @@ def test_sam_restores_the_weights_when_the_second_gradient_fails():
     with pytest.raises(ZeroDivisionError):
         opt.step(closure)
     assert w.item() == 1.0
+
+
+# ------------------------------------------------------------------------------------------------- SAM and its clients
+
+
+def test_a_closure_that_does_not_clear_gradients():
+    """Without gradients before the step there is nothing to add to: the second gradients are alone, too."""
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    opt, other = (wideflat.SAM(model.parameters(), rho=0.1, lr=0.1) for model in (ours, theirs))
+    for t in range(3):
+
+        def closure(t=t):
+            loss = loss_of(ours, t)
+            loss.backward()
+            return loss
+
+        opt.zero_grad()
+        opt.step(closure)
+        step(other, theirs, t)
+        same(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("style", ["backward first", "accumulation"])
+def test_gradients_from_before_that_the_closure_adds_to_are_refused_in_the_first_step(style):
+    torch.manual_seed(0)
+    model = make_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    opt = wideflat.SAM(model.parameters(), lr=0.1)
+    loss_of(model, 0 if style == "backward first" else 1).backward()
+    with pytest.raises(RuntimeError, match="adds to gradients that were there before"):
+        opt.step(lambda: loss_of(model, 0).backward())
+    torch.testing.assert_close([p.detach() for p in model.parameters()], before)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_from_before_that_the_closure_clears_do_not_matter(set_to_none):
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    opt, other = (wideflat.SAM(model.parameters(), rho=0.1, lr=0.1) for model in (ours, theirs))
+    loss_of(ours, 7).backward()
+
+    def closure():
+        opt.zero_grad(set_to_none=set_to_none)
+        loss_of(ours, 0).backward()
+
+    opt.step(closure)
+    step(other, theirs, 0)
+    same(ours, theirs)
+
+
+def test_a_closure_that_makes_no_gradients_leaves_them():
+    w = nn.Parameter(torch.tensor([1.0, 2.0]))
+    w.grad = torch.tensor([1.0, 1.0])
+    wideflat.SAM([w], rho=0.5, lr=0.1).step(lambda: None)
+    torch.testing.assert_close(w.detach(), torch.tensor([0.9, 1.9]))
+
+
+def test_perturb_and_restore_are_the_step_without_a_closure():
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    opt, other = (wideflat.SAM(model.parameters(), rho=0.1, lr=0.1, momentum=0.9) for model in (ours, theirs))
+    for t in range(4):
+        opt.zero_grad()
+        loss_of(ours, t).backward()
+        opt.perturb()
+        with pytest.raises(RuntimeError, match=r"call restore\(\) first"):
+            opt.step()
+        with pytest.raises(RuntimeError, match="called twice"):
+            opt.perturb()
+        loss_of(ours, t).backward()
+        opt.restore()
+        opt.step()
+        step(other, theirs, t)
+        same(ours, theirs, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="without perturb"):
+        opt.restore()
+    with pytest.raises(ValueError, match="two gradients a step"):
+        opt.step()
+
+
+def test_sam_refuses_sparse_gradients_in_a_sentence():
+    embedding = nn.Embedding(4, 2, sparse=True)
+    opt = wideflat.SAM(embedding.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="SAM does not support sparse gradients"):
+        opt.step(lambda: embedding(torch.tensor([1])).sum().backward())
+
+
+def test_the_radius_in_half_precision_is_measured_in_single():
+    w = nn.Parameter(torch.full((10_000,), 1.0, dtype=torch.float16))
+    w.grad = torch.full_like(w, 1000.0)  # its norm, 1e5, is no number in float16
+    opt = wideflat.SAM([w], rho=100.0, lr=0.1)
+    opt.perturb()
+    torch.testing.assert_close(w.detach(), torch.full_like(w, 2.0))

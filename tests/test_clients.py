@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 import wideflat
@@ -196,31 +198,116 @@ def test_compiled_models():
 # ------------------------------------------------------------------------------------- torch.distributed.checkpoint
 
 
+CHECKPOINTED = {
+    "EntropySGD": lambda net: make_opt(net, nesterov=True, weight_decay=0.01),
+    "EntropySGD(inner=AdamW)": lambda net: make_opt(net, inner=torch.optim.AdamW),
+    "EntropySGD(inner=RMSprop), restarted": lambda net: make_opt(
+        net, inner=partial(torch.optim.RMSprop, momentum=0.9), inner_state="restart"
+    ),
+    "Lookahead": lambda net: wideflat.Lookahead(net.parameters(), inner_steps=3, momentum=0.9),
+    "Entropic(AdamW)": lambda net: wideflat.Entropic(torch.optim.AdamW(net.parameters()), inner_steps=3, alpha=0.5),
+    "Entropic(Rprop), Adam outside": lambda net: wideflat.Entropic(
+        torch.optim.Rprop(net.parameters()), inner_steps=3, outer=partial(torch.optim.Adam, lr=0.1)
+    ),
+    "SAM(SGD)": lambda net: wideflat.SAM(net.parameters(), lr=0.1),
+    "SAM(SGD with momentum)": lambda net: wideflat.SAM(net.parameters(), lr=0.1, momentum=0.9),
+    "SAM(Adam)": lambda net: wideflat.SAM(net.parameters(), torch.optim.Adam, lr=0.1),
+}
+
+
 @pytest.mark.parametrize("flatten", [False, True])
-def test_distributed_checkpoint_round_trip_in_mid_cycle(flatten, tmp_path):
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_distributed_checkpoint_round_trip_in_mid_cycle(name, flatten, tmp_path):
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     net = make_net()
-    opt = make_opt(net, nesterov=True, weight_decay=0.01)
+    opt = CHECKPOINTED[name](net)
     for t in range(5):
         _one(net, opt, t)
     saved = {"net": net.state_dict(), "opt": get_optimizer_state_dict(net, opt, options=options)}
     torch.save(saved, tmp_path / "file")
     loaded = torch.load(tmp_path / "file", weights_only=True)
     again = make_net()
-    other = make_opt(again, nesterov=True, weight_decay=0.01, lr=9.0)
+    other = CHECKPOINTED[name](again)
+    for group in other.param_groups:
+        group["lr"] = 9.0
     again.load_state_dict(loaded["net"])
     set_optimizer_state_dict(again, other, loaded["opt"], options=options)
-    assert other.param_groups[0]["position"] == 2
     for t in range(5, 12):
         _one(net, opt, t)
         _one(again, other, t)
     assert same(net, again)
 
 
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_asking_for_the_state_of_a_new_optimizer_changes_nothing(name):
+    net, twin = make_net(), make_net()
+    opt, other = CHECKPOINTED[name](net), CHECKPOINTED[name](twin)
+    get_optimizer_state_dict(net, opt)
+    assert same(net, twin)
+    if name == "SAM(Adam)":
+        return  # torch's Adam counts that step, alone as well
+    for t in range(7):
+        _one(net, opt, t)
+        _one(twin, other, t)
+    assert same(net, twin)
+
+
+@pytest.mark.parametrize("name", ["EntropySGD(inner=AdamW)", "Entropic(AdamW)", "SAM(Adam)", "EntropySGD"])
+def test_hooks_of_state_dicts_and_steps_run(name):
+    """Among them torch's recipe to load by names: a hook that numbers what was saved anew reaches all of the state."""
+    net = make_net()
+    opt = CHECKPOINTED[name](net)
+    for t in range(5):
+        _one(net, opt, t)
+    called = []
+    opt.register_state_dict_pre_hook(lambda _: called.append("before saving"))
+    opt.register_state_dict_post_hook(lambda *_: called.append("after saving"))
+    saved = copy.deepcopy(opt.state_dict())
+    mixed = {"state": {}, "param_groups": saved["param_groups"]}
+    order = [2, 0, 3, 1]
+    for position, index in enumerate(order):
+        mixed["state"][position] = saved["state"][index]
+
+    def sort(optimizer, state_dict):
+        called.append("before loading")
+        state = {index: state_dict["state"][position] for position, index in enumerate(order)}
+        return {"state": state, "param_groups": state_dict["param_groups"]}
+
+    again = make_net()
+    again.load_state_dict(net.state_dict())
+    other = CHECKPOINTED[name](again)
+    other.register_load_state_dict_pre_hook(sort)
+    other.register_load_state_dict_post_hook(lambda o: called.append(len(o.state_dict()["state"])))
+    other.load_state_dict(mixed)
+    assert called == ["before saving", "after saving", "before loading", 4]
+    for t in range(5, 10):
+        _one(net, opt, t)
+        _one(again, other, t)
+    assert same(net, again)
+
+
+@pytest.mark.parametrize("name", ["EntropySGD", "EntropySGD(inner=AdamW)", "Lookahead", "SAM(Adam)"])
+def test_hooks_on_all_optimizers_count_a_step_once(name):
+    net = make_net()
+    opt = CHECKPOINTED[name](net)
+    seen = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+    try:
+        for t in range(4):
+            _one(net, opt, t)
+    finally:
+        handle.remove()
+    assert seen == [opt] * 4
+
+
 def _one(net, opt, t):
-    opt.zero_grad()
-    loss_of(net, t).backward()
-    opt.step()
+    def closure():
+        opt.zero_grad()
+        loss = loss_of(net, t)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
 
 
 def test_the_step_that_distributed_checkpoint_makes_on_an_empty_optimizer_moves_nothing():

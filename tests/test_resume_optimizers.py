@@ -1,8 +1,10 @@
 """A run interrupted anywhere, saved and continued in a new process equals the uninterrupted one bit for bit."""
 
+import copy
 import io
 import multiprocessing
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 
 import wideflat
 
-ALGORITHMS = ["esgd", "esgd-rmsprop", "rsgd", "rsgd-proximal", "lookahead", "easgd", "parle", "sam"]
+ALGORITHMS = ["esgd", "esgd-rmsprop", "entropic", "rsgd", "rsgd-proximal", "lookahead", "easgd", "parle", "sam"]
 TOTAL = 14
 
 
@@ -38,6 +40,9 @@ class Run:
             "esgd-rmsprop": lambda: wideflat.EntropySGD(
                 params, **entropic, inner=partial(torch.optim.RMSprop, momentum=0.9)
             ),
+            "entropic": lambda: wideflat.Entropic(
+                torch.optim.AdamW(params, lr=0.05), inner_steps=4, pull=0.3, alpha=0.5, epsilon=0.05, seed=7
+            ),
             "parle": lambda: wideflat.EntropySGD(params, **entropic, **sgd),
             "lookahead": lambda: wideflat.Lookahead(params, inner_lr=0.05, inner_steps=4, **sgd),
             "sam": lambda: wideflat.SAM(params, rho=0.1, lr=0.05, **sgd),
@@ -52,7 +57,7 @@ class Run:
             "parle": lambda: wideflat.Parle(self.model, self.opt, gamma=0.5),
         }.get(algorithm, lambda: None)()
         focused = [o for o in (self.opt, self.coupling) if isinstance(o, wideflat.ReplicaCoupling)]
-        if algorithm.startswith("esgd") or algorithm == "parle":
+        if algorithm.startswith("esgd") or algorithm in ("entropic", "parle"):
             focused.append(self.opt)
         self.focusing = [wideflat.Focusing(o, factor=100.0, total=TOTAL) for o in focused]
 
@@ -171,3 +176,47 @@ def test_every_kind_of_state_matters(runs):
         for state in run.opt.state.values():
             state[name].zero_()
         assert continued("esgd", run.save()) != expected, name
+
+
+@pytest.mark.parametrize("kind", ["plain", "lookahead", "rmsprop"])
+def test_states_written_before_the_family_had_one_engine(kind):
+    """Written by commit 85c623f in mid-cycle, with the weights and what became of them there."""
+    saved = torch.load(Path(__file__).with_name("optimizers_of_85c623f.pt"), weights_only=True)[kind]
+    params = [nn.Parameter(w.clone()) for w in saved["weights"]]
+    opt = {
+        "plain": lambda: wideflat.EntropySGD(params),
+        "lookahead": lambda: wideflat.Lookahead(params),
+        "rmsprop": lambda: wideflat.EntropySGD(params, inner=partial(torch.optim.RMSprop, momentum=0.9)),
+    }[kind]()
+    opt.load_state_dict(copy.deepcopy(saved["optimizer"]))
+    for t in range(7, 7 + saved["steps"]):
+        for i, p in enumerate(params):
+            p.grad = p.detach() - 0.1 * (t + i)
+        opt.step()
+    torch.testing.assert_close([p.detach() for p in params], saved["after"])
+    keys = set(opt.state_dict()["state"][0])
+    assert keys == set(saved["optimizer"]["state"][0])
+
+
+def test_groups_of_a_file_without_newer_names_get_their_defaults():
+    params = [nn.Parameter(torch.ones(3))]
+    opt = wideflat.EntropySGD(params, momentum=0.9, inner_steps=2)
+    state = copy.deepcopy(opt.state_dict())
+    for name in ("outer_momentum", "outer_nesterov", "outer_weight_decay", "evaluating", "seed"):
+        del state["param_groups"][0][name]
+    opt.load_state_dict(state)
+    for _ in range(3):
+        params[0].grad = torch.ones(3)
+        opt.step()
+    assert opt.param_groups[0]["outer_momentum"] is None
+
+
+@pytest.mark.parametrize("algorithm", ["esgd", "esgd-rmsprop", "entropic", "lookahead", "sam"])
+@pytest.mark.parametrize("steps", [4, 6])
+def test_a_state_that_shares_memory_with_the_optimizer_is_loaded(runs, algorithm, steps):
+    """torch.distributed.checkpoint fills the memory of the state in place, and loads that."""
+    run = Run(algorithm)
+    for _ in range(steps):
+        run.step()
+    run.opt.load_state_dict(run.opt.state_dict())
+    assert continued(algorithm, run.save()) == runs[algorithm][1]

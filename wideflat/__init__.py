@@ -4,6 +4,7 @@ from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.committee import CommitteeMachine
 from wideflat.energy.measure import LocalEnergy, committee_local_energy, local_energy
+from wideflat.entropic import Entropic
 from wideflat.entropy.measure import LocalEntropy, local_entropy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
@@ -13,6 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EntropySGD",
+    "Entropic",
     "Replicas",
     "ReplicaCoupling",
     "Focusing",

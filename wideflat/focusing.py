@@ -34,7 +34,7 @@ class Focusing:
 
     Args:
         target: An optimizer whose param groups have a ``gamma`` (all are written, each from its own gamma0), or any
-            object with an attribute ``gamma``, like `wideflat.ReplicaCoupling`.
+            object with an attribute ``gamma``, like `wideflat.ReplicaCoupling`, or ``pull``, like `wideflat.Entropic`.
         factor: gamma at the end over gamma at the start (exponential).
         total: tau at the end (exponential and cosine).
         kind: ``"exponential"``, ``"cosine"``, ``"constant"``, or a function of tau that returns gamma.
@@ -140,23 +140,28 @@ class Focusing:
         return 0.5 * gamma_max * (1 - math.cos(math.pi * part))
 
     def _read(self) -> list[float]:
-        if hasattr(self.target, "param_groups"):
-            if not all("gamma" in group for group in self.target.param_groups):
-                raise ValueError(
-                    f"the param groups of {type(self.target).__name__} have no gamma to focus; "
-                    "pass an EntropySGD, or the ReplicaCoupling instead of its optimizer"
-                )
-            return [float(group["gamma"]) for group in self.target.param_groups]
-        if not hasattr(self.target, "gamma"):
+        if self._attribute is not None:
+            return [float(getattr(self.target, self._attribute))]
+        if not hasattr(self.target, "param_groups"):
             raise ValueError(f"a {type(self.target).__name__} has no gamma to focus")
-        return [float(self.target.gamma)]
+        if not all("gamma" in group for group in self.target.param_groups):
+            raise ValueError(
+                f"the param groups of {type(self.target).__name__} have no gamma to focus; "
+                "pass an EntropySGD, an Entropic, or the ReplicaCoupling instead of its optimizer"
+            )
+        return [float(group["gamma"]) for group in self.target.param_groups]
 
     def _write(self) -> None:
-        if hasattr(self.target, "param_groups"):
-            for group, gamma0 in zip(self.target.param_groups, self.gamma0, strict=True):
-                group["gamma"] = self._at(self.tau, gamma0)
-        else:
-            self.target.gamma = self._at(self.tau, self.gamma0[0])
+        if self._attribute is not None:
+            setattr(self.target, self._attribute, self._at(self.tau, self.gamma0[0]))
+            return
+        for group, gamma0 in zip(self.target.param_groups, self.gamma0, strict=True):
+            group["gamma"] = self._at(self.tau, gamma0)
+
+    @property
+    def _attribute(self) -> str | None:
+        """The name of the target's strength; None if it is in the param groups."""
+        return next((name for name in ("pull", "gamma") if hasattr(self.target, name)), None)
 
 
 def automatic_gamma0(

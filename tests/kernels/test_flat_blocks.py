@@ -1,12 +1,10 @@
 """Blocks cover every element of every tensor once, in views of the tensors themselves."""
 
-import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wideflat.kernels import flat_blocks as module
-from wideflat.kernels.flat_blocks import FlatBlocks, cache_blocks
+from wideflat.kernels.flat_blocks import alike, cache_blocks, laid_out_like
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,61 +41,19 @@ def test_tensors_that_lie_differently_in_memory_are_not_cut():
     assert list(cache_blocks([], [])) == []
 
 
-@pytest.fixture
-def few_elements(monkeypatch):
-    """Pieces of a few elements, so that small tensors are cut and gathered."""
-    for name, value in (("PIECE", 9), ("GATHERED", 8), ("SMALL", 5)):
-        monkeypatch.setattr(module, name, value)
+def test_what_lies_alike_has_one_type_one_shape_and_one_order():
+    dense = torch.zeros(2, 3, 4, 5)
+    assert alike(dense, torch.ones(2, 3, 4, 5))
+    last = dense.to(memory_format=torch.channels_last)
+    assert alike(last, torch.ones_like(last))
+    others = [last, dense.double(), dense[:1], torch.zeros(2, 3, 4, 6)[..., :5], torch.zeros(1).expand(2, 3, 4, 5)]
+    assert not any(alike(dense, other) for other in others)
+    assert not alike(torch.zeros(6)[::2], torch.zeros(6)[::2])  # gaps
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=6),
-    doubles=st.sets(st.integers(0, 5)),
-    turned=st.sets(st.integers(0, 5)),
-    gaps=st.sets(st.integers(0, 5)),
-    turned_gradients=st.sets(st.integers(0, 5)),
-)
-def test_flat_blocks_reach_every_element_once(few_elements, shapes, doubles, turned, gaps, turned_gradients):
-    def tensors(turned, gaps=()):
-        made = []
-        for i, shape in enumerate(shapes):
-            t = torch.zeros([*shape, 2] if i in gaps else shape, dtype=torch.float64 if i in doubles else torch.float32)
-            t = t[..., 0] if i in gaps else t
-            made.append(t.transpose(0, -1).contiguous().transpose(0, -1) if i in turned and t.dim() > 1 else t)
-        return made
-
-    first, second, gradients = tensors(turned, gaps), tensors(turned), tensors(turned_gradients)
-    offsets, place = [], 0
-    for i, gradient in enumerate(gradients):
-        place += 3 * (i % 2)
-        offsets.append(place)
-        gradient.copy_(place + torch.arange(gradient.numel()).view(gradient.shape))
-        place += gradient.numel()
-    blocks = FlatBlocks(first, second, offsets=offsets)
-    seen = []
-    for _ in range(2):
-        for block in blocks(gradients, changed=[0]):
-            a, b, g = block.tensors
-            assert len({t.dtype for t in a + b + g}) == 1
-            for x, y, z in zip(a, b, g, strict=True):
-                assert x.shape == y.shape == z.shape
-                x += z + 1
-            for part, place in zip(block.parts(0), block.places, strict=True):
-                seen += range(place, place + part.numel())
-    assert blocks.still_of(first, second, offsets=offsets)
-    for x, y, z in zip(first, second, gradients, strict=True):
-        assert torch.equal(x, 2 * (z + 1))
-        assert not y.any()
-    assert sorted(seen) == sorted(2 * [o + j for o, t in zip(offsets, first, strict=True) for j in range(t.numel())])
-
-
-def test_flat_blocks_notice_other_memory():
-    a, b = [torch.nn.Parameter(torch.zeros(3))], [torch.zeros(3)]
-    blocks = FlatBlocks(a, b, offsets=[0])
-    assert blocks.still_of(a, b, offsets=[0])
-    assert not blocks.still_of(a, [torch.zeros(3)], offsets=[0])
-    assert not blocks.still_of(a, b, offsets=[1])
-    a[0].data = torch.zeros(3)
-    assert not blocks.still_of(a, b, offsets=[0])
-    assert list(FlatBlocks([], [], offsets=[])(changed=[0])) == []
+def test_laid_out_like_copies_only_what_lies_otherwise():
+    a = torch.randn(2, 3)
+    assert laid_out_like(a, (3, 1)) is a
+    other = laid_out_like(a, (1, 2))
+    assert other.stride() == (1, 2)
+    assert torch.equal(other, a)

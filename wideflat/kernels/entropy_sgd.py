@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wideflat.kernels.flat_blocks import addresses, is_dense, lying_as
+from wideflat.kernels.flat_blocks import alike, laid_out_like
 from wideflat.kernels.library import REAL, Source, compile_kernel, threads_for
 from wideflat.kernels.noise import GaussianNoise
 
@@ -49,39 +51,42 @@ class KernelLists:
     ) -> None:
         self._step = compile_kernel(w_prime[0].dtype).step
         self._offsets = offsets
-        self._kept = [tensors for tensors in (w_prime, w, mu, velocity) if tensors is not None]
-        self._addresses = addresses(self._kept)
+        # Detached ones keep the memory: as long as they are there, nobody else can have its address.
+        self._kept = [[t.detach() for t in tensors] for tensors in (w_prime, w, mu, velocity) if tensors is not None]
+        self._places = _places(self._kept)
         self._pointers = [None if tensors is None else _pointers(tensors) for tensors in (w_prime, w, mu, velocity)]
         numbers = ctypes.c_int64 * len(w_prime)
-        self._sizes, self._places = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
+        self._sizes, self._starts = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
         self._elements = sum(self._sizes)
-        self._strides = [p.stride() for p in w_prime]
+        self._layouts = [(p.shape, p.stride()) for p in w_prime]
 
     @staticmethod
     def fits(*lists: list[Tensor]) -> bool:
-        """Can the kernel work on these: plain tensors on the CPU, of one type, without gaps, lying alike?"""
+        """Can the kernel work on these: plain tensors on the CPU, of one type, lying alike?"""
         return (
             bool(lists[0])
+            and lists[0][0].device.type == "cpu"
+            and lists[0][0].dtype in REAL
             and all(
-                type(t) in (Tensor, nn.Parameter)
-                and t.device.type == "cpu"
-                and t.dtype == lists[0][0].dtype
-                and t.stride() == tensors[0].stride()
-                and is_dense(t)
+                alike(*tensors)
+                and tensors[0].dtype == lists[0][0].dtype
+                and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
                 for tensors in zip(*lists, strict=True)
-                for t in tensors
             )
-            and (lists[0][0].dtype in REAL)
         )
 
-    def still_of(self, *lists: list[Tensor], offsets: list[int]) -> bool:
-        """Are these the same lists, at the same memory?"""
-        return self._offsets == offsets and self._addresses == addresses(lists)
+    def matches(self, *lists: list[Tensor], offsets: list[int]) -> bool:
+        """Are these the same lists, at the same memory and lying as they did?"""
+        return self._offsets == offsets and self._places == _places(lists)
 
     def inner_step(self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
-        alike = [lying_as(g, strides) for g, strides in zip(gradients, self._strides, strict=True)]
-        self._call(rule, None if noise is None else noise.source(step), _pointers(alike))
+        layouts = [(g.shape, g.stride()) for g in gradients]
+        if layouts != self._layouts:
+            if any(g.shape != shape for g, (shape, _) in zip(gradients, self._layouts, strict=True)):
+                raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
+            gradients = [laid_out_like(g, strides) for g, (_, strides) in zip(gradients, self._layouts, strict=True)]
+        self._call(rule, None if noise is None else noise.source(step), _pointers(gradients))
 
     def outer_step(self, rule: Rule) -> None:
         """The outer step: moves w towards mu, and puts w' on it."""
@@ -92,7 +97,7 @@ class KernelLists:
             ctypes.c_int64(threads_for(self._elements)),
             ctypes.c_int64(len(self._sizes)),
             self._sizes,
-            self._places,
+            self._starts,
             ctypes.byref(rule),
             None if source is None else ctypes.byref(source),
             *self._pointers,
@@ -104,3 +109,12 @@ class KernelLists:
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _places(lists: Sequence[list[Tensor]]) -> list[Any]:
+    """Where tensors are and, for the parameters, which anybody may replace, how they lie there."""
+    w_prime, *others = lists
+    return [
+        [(p.data_ptr(), p.shape, p.stride()) for p in w_prime],
+        *([tensor.data_ptr() for tensor in tensors] for tensors in others),
+    ]
