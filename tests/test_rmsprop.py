@@ -106,13 +106,13 @@ def test_any_memory_layout(layout):
 
 
 def test_it_is_an_inner_optimizer_of_entropy_sgd():
-    """A cycle by hand: the velocity starts at zero in each, the mean square lives on."""
+    """A cycle by hand: its state, velocity and mean square, lives on from cycle to cycle."""
     inner = functools.partial(TensorFlowRMSprop, momentum=0.9, alpha=0.9, eps=1e-3)
     w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     opt = wideflat.EntropySGD([w], lr=0.5, inner_lr=0.1, inner_steps=2, gamma=0.3, epsilon=0.0, alpha=0.5, inner=inner)
-    center, ms = w.detach().clone(), torch.ones(2, dtype=torch.float64)
+    center, ms, mom = w.detach().clone(), torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for _ in range(3):
-        explorer, mean, mom = center.clone(), center.clone(), torch.zeros(2, dtype=torch.float64)
+        explorer, mean = center.clone(), center.clone()
         for _ in range(2):
             g = 2 * explorer + 0.3 * (explorer - center)
             ms = 0.9 * ms + 0.1 * g**2

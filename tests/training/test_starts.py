@@ -141,8 +141,8 @@ def test_the_optimizers_that_presets_name():
         assert type(optimizer) is kind
         if name != "sgd":
             assert (optimizer.defaults["eps"], optimizer.defaults["alpha"]) == (1e-3, 0.9)
-        inner = Training(dataclasses.replace(small("esgd"), optimizer=name), images()).learner.optimizers[0]._inner
-        assert inner is None if name == "sgd" else type(inner) is kind
+        entropic = Training(dataclasses.replace(small("esgd"), optimizer=name), images()).learner.optimizers[0]
+        assert type(entropic.inner[0]) is kind
 
 
 # ---------------------------------------------------------------------------------------------- flags
