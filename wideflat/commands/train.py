@@ -109,7 +109,7 @@ class Command:
     epsilon: float | None = None
     """Amplitude of the Langevin noise."""
     alpha: float | None = None
-    """Weight of the past in the running mean of the inner loop."""
+    """Weight of the past in the running mean: of the inner loop, or of the weights (ema)."""
     gamma0: float | Literal["auto"] | None = None
     """The first gamma, or auto."""
     gamma_factor: float | None = None

@@ -142,6 +142,7 @@ class Elastic(Alone):
 
         self.replicas.hand_over(progress, catch_up)
         training.resume(saved)
+        self._began = saved is not None
         came_back = self.replicas.join()
         if too_early:
             raise OutOfStep("this replica came back while the others were being set up: start it again")
