@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 import tyro
 
+from wideflat import data as data_sets
 from wideflat.algorithms import ALGORITHMS
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
+from wideflat.training import Options, Run, train_in
+from wideflat.training.company import Alone, Company, on_torchrun
+from wideflat.training.elastic import Elastic, refuse_rigid, supervise
 
 if TYPE_CHECKING:
-    from wideflat.training.company import Company
-
     AlgorithmName = str
 else:
     AlgorithmName = Literal[tuple(ALGORITHMS)]
@@ -178,9 +180,6 @@ class Command:
 
     def _train(self, cell: Preset, out: Path) -> int:
         """Train in this process, in whatever company."""
-        from wideflat import data as data_sets  # here and below: `wideflat train --help` needs none of it
-        from wideflat.training import Options, train_in
-
         options = Options(**{field.name: getattr(self, field.name) for field in _shared(self, Options)})
         images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
@@ -209,12 +208,12 @@ class Command:
 
     def _company(self, cell: Preset, device: torch.device) -> contextlib.AbstractContextManager[Company]:
         """Who else trains this: nobody, the other ranks of torchrun, or jobs that come and go."""
-        from wideflat.training.company import Alone
-        from wideflat.training.elastic import Elastic
-        from wideflat.training.ranks import Ranks, on_torchrun
-
+        if not self.fault_tolerant and not on_torchrun():
+            return Alone()
         if not self.fault_tolerant:
-            return Ranks.of_torchrun(cell.num_replicas, device) if on_torchrun() else Alone()
+            from wideflat.training.ranks import Ranks  # takes seconds to import
+
+            return Ranks.of_torchrun(cell.num_replicas, device)
         if on_torchrun():
             raise ValueError(
                 "--fault-tolerant is for replicas that are a job of one process each, not for the ranks of torchrun: "
@@ -227,9 +226,6 @@ class Command:
 
     def _supervise(self, cell: Preset, out: Path) -> int:
         """Start a job for each replica on this machine, and again when it dies."""
-        from wideflat.training import Run
-        from wideflat.training.elastic import refuse_rigid, supervise
-
         refuse_rigid(cell)
 
         def command(a: int, lighthouse: str) -> list[str]:
