@@ -273,6 +273,23 @@ def test_jobs_that_were_stopped_at_different_moments_go_on_together(ranks, tmp_p
     assert any("joined the others at epoch" in event for event in told)
 
 
+def diverge_as_job(lighthouse, out):
+    with Elastic(0, lighthouse, "127.0.0.1", start_timeout=0.0) as company:
+        train_in(company, cell("rsgd", lr=1e12), out, images(), options(), progress=False, tensorboard=False)
+
+
+def test_a_job_that_diverges_says_so_and_records_it(ranks, tmp_path):
+    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
+    server = elastic.start_lighthouse("127.0.0.1:0")
+    try:
+        address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
+        ((kind, message),) = ranks(diverge_as_job, 1, address, str(tmp_path), errors=True)
+    finally:
+        server.shutdown()
+    assert kind == "Diverged" and "stopped because" in message
+    assert Run.open(tmp_path).metrics("events")[-1]["event"] == message
+
+
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ELASTIC])
 def test_what_cannot_lose_replicas_is_refused_with_the_reason(name, tmp_path):
     reason = "has more state than its replicas" if ALGORITHMS[name].replicated else "trains one network"
