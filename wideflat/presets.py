@@ -155,7 +155,6 @@ class Preset:
     notes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("algorithm", self.algorithm, ALGORITHMS)
         _one_of("dataset", self.dataset, DATASETS)
         _one_of("augmentation", self.augmentation, ("none", "standard", "autoaugment", "fast-autoaugment"))
         _one_of("optimizer", self.optimizer, ("sgd", "rmsprop"))
@@ -182,6 +181,7 @@ class Preset:
         for change in self.period_changes:
             if change[1] < 1:
                 raise ValueError(f"a period must be >= 1, got {change[1]} from epoch {change[0]} on")
+        algorithms.check(self)
 
     # ---- what follows from the fields
 

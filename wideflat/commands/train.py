@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from wideflat import data as data_sets
-from wideflat.algorithms import ALGORITHMS
+from wideflat.algorithms import ALGORITHMS, having
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.interruption import Interrupted
@@ -292,13 +292,8 @@ class Command:
                 raise ValueError(f"--epochs must be >= 1, got {self.epochs}")
             cell = cell.with_epochs(self.epochs)
             changed = {"epochs": self.epochs, **changed}
-        algorithm = ALGORITHMS[self.algorithm]
-        if not algorithm.replicated and cell.num_replicas != 1:
-            raise ValueError(f"--num-replicas is for {_having('replicated')}; {self.algorithm} trains one network")
-        if self.coupling and not algorithm.modes:
-            raise ValueError(f"--coupling is for {_having('modes')}, not for {self.algorithm}")
-        if not algorithm.inner and cell.inner_steps != 1:
-            raise ValueError(f"--inner-steps is for {_having('inner')}; {self.algorithm} has no inner loop")
+        if self.coupling and not ALGORITHMS[self.algorithm].modes:  # also the one that is the default
+            raise ValueError(f"--coupling is for {having('modes')}, not for {self.algorithm}")
         return cell, changed
 
     def _out(self, name: str, changed: dict[str, Any]) -> Path:
@@ -346,12 +341,6 @@ def _device(name: str) -> torch.device:
 
 def _short(value: Any) -> str:
     return "auto" if value is None else f"{value:g}" if isinstance(value, (int, float)) else str(value)
-
-
-def _having(feature: str) -> str:
-    """The names of the algorithms with something that not all have."""
-    *names, last = [name for name, algorithm in ALGORITHMS.items() if getattr(algorithm, feature)]
-    return f"{', '.join(names)} and {last}" if names else last
 
 
 def _shared(command: Command, options: type) -> list[dataclasses.Field[Any]]:
