@@ -140,7 +140,7 @@ def test_jobs_get_the_command_of_the_supervisor(monkeypatch, tmp_path, cifar):
         return 130
 
     monkeypatch.setattr("sys.argv", ["pytest", "--nonsense"])
-    monkeypatch.setattr("wideflat.training.elastic.supervise", supervise)
+    monkeypatch.setattr("wideflat.commands.train.supervise", supervise)
     given = ["train", "cifar10-smallconvnet", "--algorithm", "rsgd", "--snapshots", "1", "2", "--evaluate-every", "3"]
     assert main([*given, "--fault-tolerant", "--out", str(tmp_path / "run"), "--json"]) == 130
     assert len(started) == 3

@@ -6,6 +6,8 @@ the order of sums, a resumed training equals it bit for bit. What does not exist
 
 import copy
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -239,6 +241,53 @@ def test_jobs_train_as_one_process_does_and_leave_a_whole_run(ranks, tmp_path, m
         assert Run.open(tmp_path / name).path == tmp_path / name / "replica-0"
         assert main(["local-energy", str(tmp_path / name), "--sigmas", "0", "0.3", "--max-passes", "1"]) == 0
         assert (tmp_path / name / "local_energy.json").exists() and "0.3" in capsys.readouterr().out
+
+
+def train_until(lighthouse, out, stops):
+    """A job that is asked to stop before some iteration, if any; its process ends with it."""
+    original, stop = Training.iterate, stops[dist.get_rank()]
+
+    def iterate(training):
+        if training.step == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(training)
+
+    Training.iterate = iterate
+    with Elastic(dist.get_rank(), lighthouse, "127.0.0.1") as company:
+        run = train_in(company, cell("rsgd"), out, images(), options(), progress=False, tensorboard=False)
+    return flat(run.load_model()), [row["event"] for row in run.metrics("events")]
+
+
+def test_jobs_that_were_stopped_at_different_moments_go_on_together(ranks, tmp_path):
+    """The second has met nobody once after the first had gone: it hands on its counters before it has begun again."""
+    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
+    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0, join_timeout=10.0)
+    try:
+        job = (train_until, 2, f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}", str(tmp_path))
+        for kind, message in ranks(*job, (2, 4), timeout=120.0, errors=True):
+            assert kind == "Interrupted" and "is saved" in message
+        (first, told), (second, _) = ranks(*job, (None, None), timeout=120.0)
+    finally:
+        server.shutdown()
+    np.testing.assert_array_equal(first, second)  # the barycenter of both
+    assert any("joined the others at epoch" in event for event in told)
+
+
+def diverge_as_job(lighthouse, out):
+    with Elastic(0, lighthouse, "127.0.0.1", start_timeout=0.0) as company:
+        train_in(company, cell("rsgd", lr=1e12), out, images(), options(), progress=False, tensorboard=False)
+
+
+def test_a_job_that_diverges_says_so_and_records_it(ranks, tmp_path):
+    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
+    server = elastic.start_lighthouse("127.0.0.1:0")
+    try:
+        address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
+        ((kind, message),) = ranks(diverge_as_job, 1, address, str(tmp_path), errors=True)
+    finally:
+        server.shutdown()
+    assert kind == "Diverged" and "stopped because" in message
+    assert Run.open(tmp_path).metrics("events")[-1]["event"] == message
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ELASTIC])

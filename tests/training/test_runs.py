@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 
+from wideflat.presets import preset
 from wideflat.training.runs import DamagedState, Run, RunInUse
 
 CONFIG = {"experiment": {"name": "mine", "lr": 0.1, "drops": (1, 2)}, "seed": 0}
@@ -268,3 +269,13 @@ def test_a_change_of_machine_is_said(tmp_path):
         (run.path / "environment.jsonl").write_text(json.dumps({**row, "torch": "0.4"}) + "\n")
         with pytest.warns(UserWarning, match=r"torch was 0\.4, is .*not bit for bit"):
             run.record_environment()
+
+
+def test_a_folder_of_replicas_is_the_run_of_the_first_that_is_finished(tmp_path):
+    config = {**CONFIG, "experiment": preset("cifar10-smallconvnet").to_dict()}
+    runs = [Run.create(tmp_path / f"replica-{a}", config) for a in range(3)]
+    assert Run.open(tmp_path).path == runs[0].path
+    with runs[1].locked():
+        runs[1].save_model(runs[1].build_model(), {"test_error": 0.5})
+    assert Run.open(tmp_path).result() == {"test_error": 0.5}
+    assert Run.open(tmp_path / "replica-2").path == runs[2].path

@@ -12,8 +12,9 @@ import torch
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
 from wideflat.training import Interrupted, Options, train, train_in
+from wideflat.training.company import on_torchrun
 from wideflat.training.elastic import Elastic
-from wideflat.training.ranks import Ranks, on_torchrun
+from wideflat.training.ranks import Ranks
 
 
 def images(count=96):

@@ -23,11 +23,17 @@ its name to the list below. `wideflat train --algorithm`, presets, trainings on 
 follow.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from wideflat.algorithms.algorithm import Algorithm
 
-__all__ = ["ALGORITHMS", "Algorithm"]
+if TYPE_CHECKING:
+    from wideflat.presets import Preset
+
+__all__ = ["ALGORITHMS", "Algorithm", "check", "having"]
 
 #: The files, in the order in which the algorithms are listed: the columns of Table 1, then the others.
 FILES = (
@@ -46,3 +52,33 @@ FILES = (
 ALGORITHMS: dict[str, Algorithm] = {
     record.name: record for record in (import_module(f"{__name__}.{file}").ALGORITHM for file in FILES)
 }
+
+
+def having(feature: str) -> str:
+    """The names of the algorithms with something that not all have, for a sentence.
+
+    Example:
+        >>> having("elastic")
+        'rsgd and rsgdxy'
+    """
+    *names, last = [name for name, algorithm in ALGORITHMS.items() if getattr(algorithm, feature)]
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def check(preset: Preset) -> None:
+    """Refuse an algorithm that is not there, and settings that an algorithm does not have."""
+    name = preset.algorithm
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
+    algorithm = ALGORITHMS[name]
+    if preset.num_replicas != 1 and not algorithm.replicated:
+        raise ValueError(
+            f"--num-replicas is for {having('replicated')}; {name} trains one network, got {preset.num_replicas}"
+        )
+    if preset.inner_steps != 1 and not algorithm.inner:
+        raise ValueError(f"--inner-steps is for {having('inner')}; {name} has no inner loop, got {preset.inner_steps}")
+    if preset.coupling != "gradient" and not algorithm.modes:
+        raise ValueError(f"--coupling is for {having('modes')}, not for {name}, got {preset.coupling!r}")
+    if preset.start not in algorithm.starts:
+        fitting = [other for other, record in ALGORITHMS.items() if preset.start in record.starts]
+        raise ValueError(f"start={preset.start!r} is for {', '.join(fitting)}, not for {name}")

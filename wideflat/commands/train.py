@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 import tyro
 
-from wideflat.algorithms import ALGORITHMS
+from wideflat import data as data_sets
+from wideflat.algorithms import ALGORITHMS, having
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
+from wideflat.training import Options, Run, train_in
+from wideflat.training.company import Alone, Company, on_torchrun
+from wideflat.training.elastic import Elastic, refuse_rigid, supervise
 
 if TYPE_CHECKING:
-    from wideflat.training.company import Company
-
     AlgorithmName = str
 else:
     AlgorithmName = Literal[tuple(ALGORITHMS)]
@@ -127,7 +129,7 @@ class Command:
     epsilon: float | None = None
     """Amplitude of the Langevin noise."""
     alpha: float | None = None
-    """Weight of the past in the running mean of the inner loop."""
+    """Weight of the past in the running mean: of the inner loop, or of the weights (ema)."""
     gamma0: float | Literal["auto"] | None = None
     """The first gamma, or auto."""
     gamma_factor: float | None = None
@@ -201,9 +203,6 @@ class Command:
 
     def _train(self, cell: Preset, out: Path) -> int:
         """Train in this process, in whatever company."""
-        from wideflat import data as data_sets  # here and below: `wideflat train --help` needs none of it
-        from wideflat.training import Options, train_in
-
         options = Options(**{field.name: getattr(self, field.name) for field in _shared(self, Options)})
         images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
@@ -232,12 +231,12 @@ class Command:
 
     def _company(self, cell: Preset, device: torch.device) -> contextlib.AbstractContextManager[Company]:
         """Who else trains this: nobody, the other ranks of torchrun, or jobs that come and go."""
-        from wideflat.training.company import Alone
-        from wideflat.training.elastic import Elastic
-        from wideflat.training.ranks import Ranks, on_torchrun
-
+        if not self.fault_tolerant and not on_torchrun():
+            return Alone()
         if not self.fault_tolerant:
-            return Ranks.of_torchrun(cell.num_replicas, device) if on_torchrun() else Alone()
+            from wideflat.training.ranks import Ranks  # takes seconds to import
+
+            return Ranks.of_torchrun(cell.num_replicas, device)
         if on_torchrun():
             raise ValueError(
                 "--fault-tolerant is for replicas that are a job of one process each, not for the ranks of torchrun: "
@@ -250,9 +249,6 @@ class Command:
 
     def _supervise(self, cell: Preset, out: Path) -> int:
         """Start a job for each replica on this machine, and again when it dies."""
-        from wideflat.training import Run
-        from wideflat.training.elastic import refuse_rigid, supervise
-
         refuse_rigid(cell)
 
         def command(a: int, lighthouse: str) -> list[str]:
@@ -325,13 +321,8 @@ class Command:
                 raise ValueError(f"--epochs must be >= 1, got {self.epochs}")
             cell = cell.with_epochs(self.epochs)
             changed = {"epochs": self.epochs, **changed}
-        algorithm = ALGORITHMS[self.algorithm]
-        if not algorithm.replicated and cell.num_replicas != 1:
-            raise ValueError(f"--num-replicas is for {_having('replicated')}; {self.algorithm} trains one network")
-        if self.coupling and not algorithm.modes:
-            raise ValueError(f"--coupling is for {_having('modes')}, not for {self.algorithm}")
-        if not algorithm.inner and cell.inner_steps != 1:
-            raise ValueError(f"--inner-steps is for {_having('inner')}; {self.algorithm} has no inner loop")
+        if self.coupling and not ALGORITHMS[self.algorithm].modes:  # also the one that is the default
+            raise ValueError(f"--coupling is for {having('modes')}, not for {self.algorithm}")
         return cell, changed
 
     def _out(self, name: str, changed: dict[str, Any]) -> Path:
@@ -381,12 +372,6 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple):
         return "_".join(map(_short, value))
     return "auto" if value is None else f"{value:g}" if isinstance(value, (int, float)) else str(value)
-
-
-def _having(feature: str) -> str:
-    """The names of the algorithms with something that not all have."""
-    *names, last = [name for name, algorithm in ALGORITHMS.items() if getattr(algorithm, feature)]
-    return f"{', '.join(names)} and {last}" if names else last
 
 
 def _shared(command: Command, options: type) -> list[dataclasses.Field[Any]]:

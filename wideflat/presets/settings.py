@@ -177,11 +177,8 @@ class Preset:
     def __post_init__(self) -> None:
         for field, known in CHOICES.items():
             one_of(field, getattr(self, field), known)
-        one_of("algorithm", self.algorithm, ALGORITHMS)
         one_of("dataset", self.dataset, FACTS)
-        if self.start not in self.record.starts:
-            fitting = [name for name, record in algorithms.ALGORITHMS.items() if self.start in record.starts]
-            raise ValueError(f"start={self.start!r} is for {', '.join(fitting)}, not for {self.algorithm}")
+        algorithms.check(self)
         for field in COUNTS:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     from wideflat.distributed.split_batch import SplitBatch
     from wideflat.training.training import Training
 
-__all__ = ["Alone", "Company", "WholeBatch"]
+__all__ = ["Alone", "Company", "WholeBatch", "on_torchrun"]
+
+
+def on_torchrun() -> bool:
+    """Whether ``torchrun`` has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 class WholeBatch:

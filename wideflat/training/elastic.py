@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from wideflat.algorithms import ALGORITHMS
+from wideflat.algorithms import ALGORITHMS, having
 from wideflat.interruption import stop_requests
 from wideflat.presets import Preset
 from wideflat.replicas import Replicas
@@ -31,12 +31,12 @@ __all__ = ["Elastic", "refuse_rigid", "supervise"]
 
 def refuse_rigid(preset: Preset) -> None:
     """Raise if the algorithm cannot go on when replicas are lost."""
-    if not ALGORITHMS[preset.algorithm].elastic:
-        able = " and ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.elastic)
-        why = "has more state than its replicas" if ALGORITHMS[preset.algorithm].replicated else "trains one network"
+    algorithm = ALGORITHMS[preset.algorithm]
+    if not algorithm.elastic:
+        why = "has more state than its replicas" if algorithm.replicated else "trains one network"
         raise ValueError(
-            f"--fault-tolerant is for {able}, not for {preset.algorithm}, which {why}: leave it out, or give one of "
-            "these as --algorithm"
+            f"--fault-tolerant is for {having('elastic')}, not for {algorithm.name}, which {why}: leave it out, or "
+            "give one of these as --algorithm"
         )
 
 
@@ -142,6 +142,7 @@ class Elastic(Alone):
 
         self.replicas.hand_over(progress, catch_up)
         training.resume(saved)
+        self._began = saved is not None
         came_back = self.replicas.join()
         if too_early:
             raise OutOfStep("this replica came back while the others were being set up: start it again")

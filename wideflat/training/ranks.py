@@ -29,15 +29,10 @@ from wideflat.presets import Preset
 from wideflat.replicas import Replicas
 from wideflat.training.company import Alone, WholeBatch
 
-__all__ = ["Ranks", "on_torchrun"]
+__all__ = ["Ranks"]
 
 #: Iterations between two moments at which the ranks agree on whether to save or to stop.
 AGREE_EVERY = 10
-
-
-def on_torchrun() -> bool:
-    """Whether ``torchrun`` has started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 class Ranks(Alone):

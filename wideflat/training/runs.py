@@ -145,7 +145,8 @@ class Run:
         path = Path(path)
         if path.name in ("config.json", "model.safetensors", "model.json"):
             path = path.parent
-        if replicas := sorted(file.parent for file in path.glob("replica-*/config.json")):
+        replicas = sorted(file.parent for file in path.glob("replica-*/config.json"))
+        if replicas and not (path / "config.json").exists():
             path = next((each for each in replicas if (each / "model.json").exists()), replicas[0])
         try:
             config = json.loads((path / "config.json").read_text())
