@@ -6,7 +6,6 @@ import importlib
 import json as json_module
 import os
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,10 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+from wideflat.commands import UsageError
 from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.files import read_npz
 
 __all__ = ["Command", "load_weights"]
 
@@ -84,7 +85,7 @@ class Command:
     """Print JSON instead of the table."""
 
     def run(self) -> int:
-        """Measure, print, write."""
+        """Measure, print, write; 1 if a comparison is refused, 130 after Ctrl-C."""
         sigmas = self.sigmas or tuple(np.linspace(0, 0.5, 11).round(3).tolist())
         others = [LocalEnergy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = self.out or self._default_out()
@@ -103,7 +104,8 @@ class Command:
                 print(f"figure: {self.figure}")
         if "" in profiles:
             for path, other in zip(self.compare, others, strict=True):
-                _print_comparison(profiles[""], other, path, self.force)
+                comparable = _print_comparison(profiles[""], other, path, self.force)
+                code = code or (0 if comparable else 1)
         return code
 
     def _profiles(self, sigmas: tuple[float, ...]) -> tuple[dict[str, LocalEnergy], int]:
@@ -141,7 +143,7 @@ class Command:
         from wideflat.training.runs import Run
 
         if self.path.is_file() and not (self.path.parent / "config.json").exists():
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
                 "training data"
             )
@@ -208,14 +210,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     """The exact profile of the committee machines in an .npz file: mean over solutions, with its standard error."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
-            if missing:
-                raise ValueError(f"{path} has no array {', '.join(missing)}; expected weights, inputs and targets")
-            weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npz file ({error})") from None
+    arrays = read_npz(path, "weights", "inputs", "targets")
+    weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
     weights = weights.reshape(-1, *weights.shape[-2:])
     values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
     count = len(values)
@@ -247,16 +243,16 @@ def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
 def _function(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
     if not module or not function:
-        raise ValueError(f"--build must be module:function, got {name!r}")
+        raise UsageError(f"--build must be module:function, got {name!r}")
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
-        raise ValueError(f"--build {name}: {error}. Modules are looked for in the current folder too") from None
+        raise UsageError(f"--build {name}: {error}. Modules are looked for in the current folder too") from None
     finally:
         sys.path.remove(os.getcwd())
     if not callable(found):
-        raise ValueError(f"--build {name}: module {module} has no function {function}")
+        raise UsageError(f"--build {name}: module {module} has no function {function}")
     return found
 
 
@@ -276,13 +272,15 @@ def _draw(profiles: dict[str, LocalEnergy], path: Path) -> None:
     plt.close(figure)
 
 
-def _print_comparison(profile: LocalEnergy, other: LocalEnergy, path: Path, force: bool) -> None:
+def _print_comparison(profile: LocalEnergy, other: LocalEnergy, path: Path, force: bool) -> bool:
+    """Print the difference of two profiles; says whether they are comparable."""
     try:
         difference = profile.compare(other, force=force)
     except ValueError as error:
         print(f"compared with {path}: {str(error).replace('force=True', '--force')}")
-        return
+        return False
     print(f"minus {path}:")
     print(f"{'sigma':>8} {'difference':>11} {'stderr':>10} {'deviations':>10}")
     for row in zip(difference.sigmas, difference.mean, difference.stderr, difference.deviations, strict=True):
         print("{:8.4g} {:11.5f} {:10.2g} {:10.1f}".format(*row))
+    return True

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import tyro
 
+from wideflat.commands import UsageError
 from wideflat.entropy.measure import METHODS, Interrupted, LocalEntropy, local_entropy
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_npz
 
 __all__ = ["Command", "read_solutions"]
 
@@ -36,7 +36,7 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
-    method: Literal["bp", "tap", "ep", "ep-vector", "sample"] = "bp"
+    method: Annotated[str, tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(list(METHODS)))] = "bp"
     """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
     hidden units, or sampling (the judge)."""
     deltas: tuple[float, ...] = ()
@@ -65,7 +65,7 @@ class Command:
     def run(self) -> int:
         """Compute, print, write; 1 if some points did not converge, 130 after Ctrl-C."""
         if self.first is not None and self.first < 1:
-            raise ValueError(f"--first must be at least 1, got {self.first}")
+            raise UsageError(f"--first must be at least 1, got {self.first}")
         source = self.path / "solutions.npz" if self.path.is_dir() else self.path
         weights, inputs, targets = read_solutions(source)
         if self.first is not None and weights.dim() == 3:
@@ -112,22 +112,12 @@ class Command:
 def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights, inputs and targets of an .npz file. Nothing in it is executed."""
     try:
-        with open(path, "rb") as file, _plain_arrays(file, path) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError(f"{path} is one array; expected an .npz file with weights, inputs and targets")
-            missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
-            if missing:
-                raise ValueError(
-                    f"{path} has no array {' and no '.join(missing)}; expected weights, inputs and targets, got "
-                    f"{', '.join(archive.files) or 'nothing'}"
-                )
-            weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
+        arrays = read_npz(path, "weights", "inputs", "targets")
     except FileNotFoundError:
         raise FileNotFoundError(
             f"there is no {path}; expected a run directory of `wideflat train committee-...` or an .npz file"
         ) from None
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npz file ({error})") from error
+    weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
     return weights, inputs, targets
 
 
@@ -206,10 +196,3 @@ def _draw(curve: LocalEntropy, path: Path) -> None:
             figure.savefig(file, format=suffix, dpi=150)
     finally:
         plt.close(figure)
-
-
-def _plain_arrays(file: IO[bytes], path: Path) -> Any:
-    try:
-        return np.load(file, allow_pickle=False)
-    except ValueError as error:  # a pickle, or something that is no NumPy file at all
-        raise ValueError(f"{path} is not an .npz file of plain arrays ({error})") from error

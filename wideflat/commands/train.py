@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
+from wideflat.commands import UsageError, usage
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
 from wideflat.training.runs import Run
@@ -158,10 +159,11 @@ class Command:
         if self.preset not in PRESETS:
             from wideflat.commands.presets import committee_settings
 
-            raise ValueError(
+            raise UsageError(
                 f"there is no preset {self.preset!r}. {nearest(self.preset, [*PRESETS, *committee_settings()])}"
             )
-        experiment, changed = self._experiment()
+        with usage():
+            experiment, changed = self._experiment()
         out = self._out(f"{self.preset}-{self.algorithm}", changed)
 
         from wideflat import data as data_sets
@@ -304,7 +306,7 @@ class Command:
         from wideflat.data import dress_coat
 
         if self.preset not in committee_settings():
-            raise ValueError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
+            raise UsageError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
         unused = [name for name in (*CHANGES, "epochs", "limit_data") if getattr(self, name) is not None]
         if unused or self.algorithm != "sgd":
             names = ", ".join(f"--{name.replace('_', '-')}" for name in unused or ["algorithm"])
@@ -312,10 +314,11 @@ class Command:
                 f"{names} is not for the committee machine: its settings are `wideflat presets {self.preset}`"
             )
         if self.restarts < 1:
-            raise ValueError(f"--restarts must be >= 1, got {self.restarts}")
+            raise UsageError(f"--restarts must be >= 1, got {self.restarts}")
         name = self.preset.removeprefix("committee-")
-        changes = committee.changes_from(self.set)
-        setting = committee.SETTINGS[name].but(**changes)
+        with usage():
+            changes = committee.changes_from(self.set)
+            setting = committee.SETTINGS[name].but(**changes)
         changed = {"restarts": self.restarts, **changes}
         if self.draw != "balanced":
             changed[self.draw] = self.patterns

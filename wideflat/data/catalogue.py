@@ -18,7 +18,7 @@ from wideflat.data.images import ImageData, ImageSplit
 from wideflat.data.published import DataError, FileReport, PublishedFile
 from wideflat.data.tiny_imagenet import TINY_IMAGENET, TinyImageNet
 
-__all__ = ["CATALOGUE", "DressCoat", "check", "fetch", "find", "load"]
+__all__ = ["CATALOGUE", "FACTS", "DressCoat", "Facts", "check", "fetch", "find", "load"]
 
 Specification = Cifar | FashionMnist | TinyImageNet
 
@@ -66,6 +66,35 @@ CATALOGUE: dict[str, Specification | DressCoat] = {
     "tiny-imagenet": TINY_IMAGENET,
     "fashion-mnist": FASHION_MNIST,
     "dress-coat": DressCoat(),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is known of a data set without reading it.
+
+    Args:
+        classes: Number of classes.
+        size: Side of its images.
+        channels: 3 for colour, 1 for grey.
+        train: Number of training images.
+        test: Number of test images (of Tiny ImageNet: labelled validation images).
+    """
+
+    classes: int
+    size: int
+    channels: int
+    train: int
+    test: int
+
+
+#: The same of every data set, for presets, and for estimates before it is loaded.
+FACTS: dict[str, Facts] = {
+    "cifar10": Facts(classes=10, size=32, channels=3, train=50_000, test=10_000),
+    "cifar100": Facts(classes=100, size=32, channels=3, train=50_000, test=10_000),
+    "tiny-imagenet": Facts(classes=200, size=64, channels=3, train=100_000, test=10_000),
+    "fashion-mnist": Facts(classes=10, size=28, channels=1, train=60_000, test=10_000),
+    "dress-coat": Facts(classes=2, size=28, channels=1, train=3_927, test=677),
 }
 
 

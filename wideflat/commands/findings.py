@@ -10,19 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from wideflat import experiments
 from wideflat.committee import Solutions
 from wideflat.energy.measure import LocalEnergy
 from wideflat.entropy.measure import LocalEntropy
 from wideflat.experiments import ITEMS
-from wideflat.experiments.experiment import Experiment
+from wideflat.experiments import item as find_item
+from wideflat.experiments.experiment import Comparison, Experiment
+from wideflat.experiments.statistics import Shown, number
 from wideflat.experiments.table import Table
+from wideflat.files import names_in_npz
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
 from wideflat.training.runs import Run
 
-__all__ = ["Findings", "collect", "write_report"]
+__all__ = ["Findings", "collect", "print_summary", "record", "summary", "write_report"]
+
+
+#: What JSON calls the columns of the table of runs.
+RUN_KEYS = (
+    *("run", "preset", "algorithm", "seed", "epochs"),
+    *("train_error_percent", "test_error_percent", "paper_percent"),
+)
 
 
 @dataclass
@@ -86,8 +95,7 @@ def _read_run(path: Path, label: str, found: Findings) -> None:
 
 
 def _read_arrays(path: Path, label: str, found: Findings) -> None:
-    with np.load(path, allow_pickle=False) as content:
-        names = set(content.files)
+    names = set(names_in_npz(path))
     label = label.removesuffix(".npz")
     if {"deltas", "phi"} <= names:
         found.entropies[label] = LocalEntropy.load(path)
@@ -108,7 +116,7 @@ def _item_of(folder: Path) -> Experiment | None:
             continue
         about = Table.load(path).provenance
         if about.get("item") in ITEMS:
-            return experiments.item(about["item"])(folder, quick=bool(about.get("label")))
+            return find_item(about["item"]).open(folder, quick=bool(about.get("label")))
     return None
 
 
@@ -160,17 +168,20 @@ def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
         about = run.config.get("experiment", {})
         result = run.result()
         last = result or (run.metrics() or [{}])[-1]
-        paper, spread = about.get("paper_error"), about.get("paper_spread")
         rows.append(
             [
                 label,
                 about.get("name", "–"),
                 about.get("algorithm", "–"),
                 run.config.get("options", {}).get("seed", "–"),
-                f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
+                Shown(
+                    f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
+                    value=last.get("epoch", 0),
+                    of=about.get("epochs"),
+                ),
                 _percent(last.get("train_error")),
                 _percent(last.get("test_error")),
-                "–" if paper is None else f"{paper:g}" + (f" ± {spread:g}" if spread is not None else ""),
+                _paper(about.get("paper_error"), about.get("paper_spread")),
             ]
         )
     return columns, rows
@@ -184,6 +195,21 @@ def print_summary(found: Findings) -> None:
         item.comparison().print(item.heading)
 
 
+def record(found: Findings, page: Path) -> dict[str, Any]:
+    """The same for JSON, numbers as numbers."""
+    columns, rows = summary(found.runs)
+    table = Comparison(columns, rows, keys=RUN_KEYS)
+    return {
+        "runs": table.records(),
+        "experiments": [item.record(page) for item in found.experiments],
+        "energies": {label: profile.to_dict() for label, profile in found.energies.items()},
+        "entropies": list(found.entropies),
+        "solutions": {label: solutions.summary() for label, solutions in found.solutions.items()},
+        "unread": found.unread,
+        "report": str(page),
+    }
+
+
 def _subtitle(found: Findings) -> str:
     parts = [
         (len(found.runs), "run"),
@@ -195,8 +221,14 @@ def _subtitle(found: Findings) -> str:
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count)
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
+def _percent(value: float | None) -> Shown:
+    return number(None if value is None else 100 * value, ".2f", dash="–")
+
+
+def _paper(error: float | None, spread: float | None) -> Shown:
+    if error is None:
+        return Shown("–", value=None, spread=None)
+    return Shown(f"{error:g}" + (f" ± {spread:g}" if spread is not None else ""), value=error, spread=spread)
 
 
 def _unique(name: str, taken: set[str]) -> str:
