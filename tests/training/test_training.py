@@ -519,7 +519,7 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
 )
 def test_wrong_uses_of_the_command(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *arguments]) == 1
+    assert main(["train", *arguments]) == (1 if "--data" in arguments else 2)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

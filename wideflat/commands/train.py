@@ -153,7 +153,7 @@ class Command:
         if self.preset.startswith("committee-"):
             return self._run_committee()
         if self.set:
-            raise ValueError(
+            raise UsageError(
                 "--set is for the committee machine; the presets of Table 1 have an option for each change"
             )
         if self.preset not in PRESETS:
@@ -237,7 +237,7 @@ class Command:
         from wideflat.training.elastic import supervise
 
         if self.algorithm not in ("rsgd", "rsgdxy"):
-            raise ValueError(f"--fault-tolerant is for rsgd and rsgdxy, not for {self.algorithm}")
+            raise UsageError(f"--fault-tolerant is for rsgd and rsgdxy, not for {self.algorithm}")
         given = [argument for argument in sys.argv[1:] if argument not in ("-q", "--quiet")]
 
         def command(a: int, lighthouse: str) -> list[str]:
@@ -310,7 +310,7 @@ class Command:
         unused = [name for name in (*CHANGES, "epochs", "limit_data") if getattr(self, name) is not None]
         if unused or self.algorithm != "sgd":
             names = ", ".join(f"--{name.replace('_', '-')}" for name in unused or ["algorithm"])
-            raise ValueError(
+            raise UsageError(
                 f"{names} is not for the committee machine: its settings are `wideflat presets {self.preset}`"
             )
         if self.restarts < 1:
