@@ -12,6 +12,7 @@ from wideflat.committee import SETTINGS, train
 from wideflat.energy.measure import LocalEnergy
 from wideflat.entropy.measure import local_entropy
 from wideflat.experiments.fig6 import ITEM as FIG6
+from wideflat.experiments.table1 import ITEM as TABLE1
 from wideflat.training.runs import Run
 
 
@@ -108,3 +109,21 @@ def test_json_has_numbers_as_numbers(results, tmp_path, capsys):
     (plain, _) = content["experiments"][0]["rows"]
     assert plain["n"] == plain["solved"] == 2 and 0 <= plain["test_error_percent"] <= 100
     assert "local-energy.json" in "".join(content["unread"]) and content["energies"]["flat"]["mean"] == [0.0, 0.1]
+
+
+def test_an_experiment_is_shown_with_the_options_it_was_computed_with(tmp_path):
+    """Not with the defaults of its item: another length or fewer images must be said."""
+    small = {"epochs": 1, "limit_data": 30, "seeds": 1, "algorithms": ("sgd",), "rows": ("cifar10-smallconvnet",)}
+    item = TABLE1.open(tmp_path / "table1-quick", quick=True, **small)
+    item.compute()
+    (found,) = collect([tmp_path]).experiments
+    assert "1 epochs on 30 Dress-vs-Coat images" in found.label == item.label
+    assert found.comparison() == item.comparison()
+    table = item.table("cells")
+    table.provenance = {"item": "table1", "label": "", "options": {"epochs": 7, "nonsense": 1}}
+    table.save(tmp_path / "another" / "cells.csv")
+    (found,) = collect([tmp_path / "another"]).experiments
+    assert any("7 epochs of the baseline" in remark for remark in found.comparison().remarks)
+    table.provenance = {"item": "table1", "label": "QUICK"}  # as written before options were recorded
+    table.save(tmp_path / "another" / "cells.csv")
+    assert len(collect([tmp_path / "another"]).experiments[0].comparison().rows) == 1

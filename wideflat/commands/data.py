@@ -92,6 +92,18 @@ class Command:
         return 0
 
     def _verify(self, names: list[str]) -> int:
+        rows = self._reports(names)
+        bad = [row for row in rows if row["status"] != "ok"]
+        if self.json:
+            _print_json({"files": rows, "ok": not bad})
+        else:
+            table = [(row["data"], row["path"], row["status"]) for row in rows]
+            print_table(("data set", "file", "status"), table, styles=STYLES)
+            self._explain(bad)
+        return 1 if bad else 0
+
+    def _reports(self, names: list[str]) -> list[dict[str, Any]]:
+        """One row a file."""
         rows: list[dict[str, Any]] = []
         for name in names:
             try:
@@ -101,12 +113,10 @@ class Command:
                     rows.append({"data": name, "path": "", "status": "missing", "expected": "", "actual": str(error)})
                 continue
             rows += [{"data": name, **dataclasses.asdict(report)} for report in reports]
-        bad = [row for row in rows if row["status"] != "ok"]
-        if self.json:
-            _print_json({"files": rows, "ok": not bad})
-            return 1 if bad else 0
-        table = [(row["data"], row["path"], row["status"]) for row in rows]
-        print_table(("data set", "file", "status"), table, styles=STYLES)
+        return rows
+
+    def _explain(self, bad: list[dict[str, Any]]) -> None:
+        """What is wrong about files, and how to mend it."""
         for row in bad:
             if not row["path"]:
                 print(f"\n{row['actual']}")
@@ -118,7 +128,6 @@ class Command:
         if mend:
             where = f" --data {self.data}" if self.data is not None else ""
             print(f"\nto mend: wideflat data fetch {' '.join(mend)}{where}")
-        return 1 if bad else 0
 
     def _fetch(self, names: list[str]) -> int:
         done: dict[str, str] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,7 +118,11 @@ def _item_of(folder: Path) -> Experiment | None:
             continue
         about = Table.load(path).provenance
         if about.get("item") in ITEMS:
-            return find_item(about["item"]).open(folder, quick=bool(about.get("label")))
+            item, chosen = find_item(about["item"]), about.get("options", {})
+            # where data and runs were is not known here: of folders the record has the names alone
+            known = {field.name for field in dataclasses.fields(item.options)} - {"data", "runs"}
+            options = {name: chosen[name] for name in known if name in chosen}
+            return item.open(folder, quick=bool(about.get("label")), **options)
     return None
 
 
@@ -131,14 +137,29 @@ def write_report(found: Findings, path: Path, title: str = "wideflat report") ->
         page.table(columns, rows, caption="Runs: paper against measured")
         page.section("Learning curves")
         page.charts(*_learning_curves(found.runs))
+    _add_experiments(page, found.experiments)
+    _add_measurements(page, found)
+    if found.runs:
+        page.section("Configurations")
+        for label, run in found.runs.items():
+            page.details(f"Configuration of {label}", run.config)
+            for start in run.metrics("environment")[-1:]:
+                page.details(f"Where {label} was trained", start)
+    page.write(path)
+
+
+def _add_experiments(page: Page, items: Sequence[Experiment]) -> None:
     taken: set[str] = set()
-    for item in found.experiments:
+    for item in items:
         charts = item.charts()
         for chart in charts:
             chart.name = _unique(f"{item.name}-{chart.name}", taken)
             if item.label:
                 chart.title = f"[QUICK] {chart.title}"
         item.add_to(page, charts)
+
+
+def _add_measurements(page: Page, found: Findings) -> None:
     if found.energies:
         page.section("Local energy")
         page.charts(_energy_chart(found.energies))
@@ -151,13 +172,6 @@ def write_report(found: Findings, path: Path, title: str = "wideflat report") ->
         page.section("Test errors of committee machines")
         series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
         page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
-    if found.runs:
-        page.section("Configurations")
-        for label, run in found.runs.items():
-            page.details(f"Configuration of {label}", run.config)
-            for start in run.metrics("environment")[-1:]:
-                page.details(f"Where {label} was trained", start)
-    page.write(path)
 
 
 def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
@@ -251,18 +265,22 @@ def _learning_curves(runs: dict[str, Run]) -> list[Chart]:
     ]
     charts = []
     for key, title, label, scale, axis in kinds:
-        series = []
-        for name, run in runs.items():
-            rows = [row for row in run.metrics() if isinstance(row.get(key), (int, float))]
-            if rows and (axis == "linear" or any(row[key] > 0 for row in rows)):
-                x = [row.get("passes", row["epoch"]) for row in rows]
-                y = [scale * row[key] if axis == "linear" or row[key] > 0 else float("nan") for row in rows]
-                series.append(Series(name, x, y))
+        curves = [_learning_curve(name, run, key, scale, axis == "log") for name, run in runs.items()]
+        series = [curve for curve in curves if curve is not None]
         if series:
             charts.append(
                 Chart(f"runs-{key.replace('_', '-')}", title, "passes over the data", label, series, y_scale=axis)
             )
     return charts
+
+
+def _learning_curve(name: str, run: Run, key: str, scale: float, positive: bool) -> Series | None:
+    """One quantity of a run along its training; None where there is nothing to draw."""
+    rows = [row for row in run.metrics() if isinstance(row.get(key), (int, float))]
+    y = [scale * row[key] if row[key] > 0 or not positive else math.nan for row in rows]
+    if all(map(math.isnan, y)):
+        return None
+    return Series(name, [row.get("passes", row["epoch"]) for row in rows], y)
 
 
 def _energy_chart(energies: dict[str, LocalEnergy]) -> Chart:

@@ -71,7 +71,26 @@ class Command:
         if self.first is not None and weights.dim() == 3:
             weights = weights[: self.first]
         out = self.out or source.with_name("local_entropy.npz")
-        code = 0
+        curve, code = self._compute(weights, inputs, targets)
+        if code:  # a whole result that is there already stays
+            out = out.with_suffix(".interrupted.npz")
+        curve.save(out)
+        if self.figure is not None:
+            _draw(curve, self.figure)
+        if self.json:
+            print(json_module.dumps(_record(curve, source, out), indent=2))
+        else:
+            _print(curve, source)
+            print(f"result: {out}")
+            if self.figure is not None:
+                print(f"figure: {self.figure}")
+        missing = sum(int((c.status == "not converged").sum()) for c in (curve, *curve.others.values()))
+        if missing:
+            print(f"wideflat: {missing} points did not converge; they are marked and not drawn", file=sys.stderr)
+        return code or (1 if missing else 0)
+
+    def _compute(self, weights: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[LocalEntropy, int]:
+        """The curve and 0, or what was finished of it and 130."""
         try:
             curve = local_entropy(
                 weights,
@@ -91,22 +110,8 @@ class Command:
             if interrupted.curve is None:
                 raise
             print("wideflat: interrupted; these are the points that were finished", file=sys.stderr)
-            # a whole result that is there already stays
-            curve, code, out = interrupted.curve, 130, out.with_suffix(".interrupted.npz")
-        curve.save(out)
-        if self.figure is not None:
-            _draw(curve, self.figure)
-        if self.json:
-            print(json_module.dumps(_record(curve, source, out), indent=2))
-        else:
-            _print(curve, source)
-            print(f"result: {out}")
-            if self.figure is not None:
-                print(f"figure: {self.figure}")
-        missing = sum(int((c.status == "not converged").sum()) for c in (curve, *curve.others.values()))
-        if missing:
-            print(f"wideflat: {missing} points did not converge; they are marked and not drawn", file=sys.stderr)
-        return code or (1 if missing else 0)
+            return interrupted.curve, 130
+        return curve, 0
 
 
 def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -108,7 +108,7 @@ class Command:
         everything = isinstance(self.item, AllOptions)
         with usage():
             workers = Workers(self.workers, self.engine, slurm_parameters(self.slurm_options), self.retries)
-            items = [self._open(name) for name in ITEMS if everything or isinstance(self.item, find_item(name).options)]
+            items = [self._open(name) for name in ITEMS if isinstance(self.item, find_item(name).options)]
         here = self.engine == "local" and self.workers == 1
         if not self.redraw and not self.json:
             for item in items:

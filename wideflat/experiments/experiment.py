@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wideflat.environment import environment
-from wideflat.experiments.options import Options
+from wideflat.experiments.options import Options, chosen
 from wideflat.experiments.statistics import Shown
 from wideflat.experiments.table import Table
 from wideflat.experiments.workers import Answer, Workers
@@ -189,7 +189,8 @@ class Experiment(abc.ABC):
     def provenance(self, **more: Any) -> dict[str, Any]:
         """What a table of this experiment says about its origin."""
         where = {key: value for key, value in environment().items() if key not in ("host", "pid")}
-        return {"item": self.name, "label": self.label, "seed": self.options.seed, **where, **more}
+        about = {"item": self.name, "label": self.label, "seed": self.options.seed, "options": chosen(self.options)}
+        return {**about, **where, **more}
 
     def table(self, name: str) -> Table | None:
         """A table of this experiment, or None where it has not been computed yet."""

@@ -152,12 +152,10 @@ class Fig7(Experiment):
             self.folder / "profiles",
             options.sigma,
             options.noise,
-            options.realisations or (8 if quick else 64 if options.noise == "pass" else 4),
+            _realisations(options, quick),
             options.seed,
             self.trainings.device,
         )
-        if self.measurement.realisations < 2:
-            raise ValueError(f"realisations must be >= 2: one perturbation has no spread, got {options.realisations}")
         self.numbers = {
             "epochs": self.grid.epochs,
             "images": self.trainings.limit_data,
@@ -166,18 +164,21 @@ class Fig7(Experiment):
         if self.models is not None:
             self.work = GivenNetworks(self.models, self.measurement, self.trainings, self._write)
         else:
-            self.work = Plan(
-                self.trainings,
-                self.cells,
-                self.write_tables,
-                self.measure,
-                lambda cell, run: self.measurement.file(run.path.name).exists(),
-                options={"evaluate_every": self.grid.epochs},  # the test set is looked at once, at the end
-                arguments={"on_epoch": self._look, "until": self._fits},
-                words=self._cost_of_measuring,
-            )
+            self.work = self._plan()
 
     # ---- training and measuring
+
+    def _plan(self) -> Plan:
+        return Plan(
+            self.trainings,
+            self.cells,
+            self.write_tables,
+            self.measure,
+            lambda cell, run: self.measurement.file(run.path.name).exists(),
+            options={"evaluate_every": self.grid.epochs},  # the test set is looked at once, at the end
+            arguments={"on_epoch": self._look, "until": self._fits},
+            words=self._cost_of_measuring,
+        )
 
     def _look(self, training: Training, row: dict[str, Any]) -> None:
         """After an epoch: how well does the network fit its data?"""
@@ -304,6 +305,15 @@ class Fig7(Experiment):
                 said.insert(0, f"The blocks have {', '.join(map(str, self.grid.widths))} channels instead of 512 each.")
             said.append("The networks are trained here and are not those of the competition.")
         return said
+
+
+def _realisations(options: Fig7Options, quick: bool) -> int:
+    count = options.realisations
+    if count is None:
+        return 8 if quick else 64 if options.noise == "pass" else 4
+    if count < 2:
+        raise ValueError(f"realisations must be >= 2: one perturbation has no spread, got {count}")
+    return count
 
 
 def fitted(table: Table) -> Table:

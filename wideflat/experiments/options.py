@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
-__all__ = ["MaybeFloat", "MaybeFloats", "MaybeInt", "MaybeInts", "MaybePath", "MaybeText", "MaybeTexts", "Options"]
+__all__ = [
+    "MaybeFloat",
+    "MaybeFloats",
+    "MaybeInt",
+    "MaybeInts",
+    "MaybePath",
+    "MaybeText",
+    "MaybeTexts",
+    "Options",
+    "chosen",
+]
 
 MaybeInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -30,3 +40,18 @@ class Options:
 
     seed: int = 0
     """Seed of everything random; the first one where there are several."""
+
+
+def chosen(options: Options) -> dict[str, Any]:
+    """The options that are not the default, for the record; of a folder its name, wherever it was.
+
+    Example:
+        >>> chosen(Options(seed=3)), chosen(Options())
+        ({'seed': 3}, {})
+    """
+    values = {field.name: (getattr(options, field.name), field.default) for field in dataclasses.fields(options)}
+    return {
+        name: Path(value).name if isinstance(value, Path) else value
+        for name, (value, default) in values.items()
+        if value != default
+    }

@@ -299,22 +299,8 @@ def load_keras_weights(path: str | os.PathLike[str], weighted: Sequence[Weighted
     The file has the attribute ``layer_names``; the group of a layer has ``weight_names``, the names of its arrays in
     the order of the layer. A list that is too long for an attribute is cut into ``layer_names0``, ``layer_names1``, ...
     """
-    try:
-        import h5py
-    except ImportError:
-        raise ModuleNotFoundError("reading networks of PGDL needs h5py: pip install 'wideflat[pgdl]'") from None
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: a network of PGDL is a folder with config.json and weights.hdf5")
-    try:
-        with h5py.File(path, "r") as file:
-            root = file.get("model_weights", file)
-            arrays = []
-            for group in (root[name] for name in _names(root, "layer_names")):
-                if names := _names(group, "weight_names"):
-                    arrays.append([np.asarray(group[name], dtype=np.float32) for name in names])
-    except (OSError, KeyError) as error:
-        raise ValueError(f"{path} is not a whole file of Keras weights: {error}") from None
+    arrays = _arrays(path)
     if len(arrays) != len(weighted):
         raise ValueError(
             f"{path} has weights of {len(arrays)} layers; config.json describes {len(weighted)} with weights"
@@ -324,6 +310,26 @@ def load_keras_weights(path: str | os.PathLike[str], weighted: Sequence[Weighted
         if shapes != layer.shapes:
             raise ValueError(f"{path}: {layer.name} expects arrays of shapes {layer.shapes}, the file has {shapes}")
         layer.assign(values)
+
+
+def _arrays(path: Path) -> list[list[np.ndarray]]:
+    """The arrays of every layer that has some."""
+    try:
+        import h5py
+    except ImportError:
+        raise ModuleNotFoundError("reading networks of PGDL needs h5py: pip install 'wideflat[pgdl]'") from None
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: a network of PGDL is a folder with config.json and weights.hdf5")
+    arrays = []
+    try:
+        with h5py.File(path, "r") as file:
+            root = file.get("model_weights", file)
+            for group in (root[name] for name in _names(root, "layer_names")):
+                if names := _names(group, "weight_names"):
+                    arrays.append([np.asarray(group[name], dtype=np.float32) for name in names])
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{path} is not a whole file of Keras weights: {error}") from None
+    return arrays
 
 
 def _names(group: Any, attribute: str) -> list[str]:
