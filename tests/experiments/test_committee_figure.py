@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 
 from wideflat.committee import SETTINGS
+from wideflat.entropy.measure import METHODS
 from wideflat.experiments import committee_figure
 from wideflat.experiments.committee_figure import Case, CommitteeFigure, CommitteeOptions
 from wideflat.experiments.experiment import Item
 from wideflat.experiments.fig1 import ITEM as FIG1
 from wideflat.experiments.fig6 import ITEM as FIG6
-from wideflat.experiments.statistics import difference_within
 from wideflat.experiments.sweep import FolderInUse
-from wideflat.experiments.table import Table
 from wideflat.files import hold
 
 
@@ -73,26 +72,6 @@ def test_comparison_ranks_and_correlates(computed):
     assert all(re.fullmatch(r"[+-]\d+\.\d\d ± \d+\.\d\d", entry) for entry in changes.rows[0][3:])
     page = computed.write_report().read_text()
     assert changes.title in page and changes.rows[0][3] in page
-
-
-def test_differences_are_taken_within_subsets():
-    """Subset 1 has twice the errors of subset 0 in both settings; missing values and lonely subsets do not count."""
-    table = Table(["setting", "subset", "test_error"])
-    values = {
-        ("a", 0): [1.0, 3.0],
-        ("b", 0): [2.0, 4.0],
-        ("a", 1): [11.0, 13.0, np.nan],
-        ("b", 1): [14.0, 16.0],
-        ("a", 2): [99.0],
-        ("b", 2): [0.0, 0.0],
-    }
-    for (setting, subset), errors in values.items():
-        for error in errors:
-            table.add(setting=setting, subset=subset, test_error=error)
-    difference, error = difference_within(table, "a", "b", "test_error", 10)
-    assert difference == pytest.approx(10 * (-1 - 3) / 2)
-    assert error == pytest.approx(10 * np.sqrt(4 * 2 / 2) / 2)  # every variance is 2, of two values
-    assert difference_within(table, "a", "missing", "test_error", 10) is None
 
 
 def test_nothing_is_computed_twice(computed, monkeypatch):
@@ -215,3 +194,14 @@ def test_settings_are_chosen_and_the_longest_comes_last(tmp_path):
     assert [case.label for case in FIG1.open(tmp_path, settings=("esgd", "sgd-fast")).cases] == ["esgd", "sgd-fast"]
     with pytest.raises(ValueError, match="got adam"):
         FIG1.open(tmp_path, settings=("adam",))
+
+
+def test_every_method_of_the_local_entropy_can_be_reproduced(tmp_path):
+    figure = small(tmp_path, methods=tuple(METHODS)[:-1])  # all but the sampler, which takes minutes
+    figure.work.cases = [Case("plain", figure.cases[0].setting, 1)]
+    figure.work.subsets = 1
+    figure.compute()
+    (row,) = figure.comparison().records()
+    assert {f"phi_{name.replace('-', '_')}_times_1000" for name in figure.work.methods} <= row.keys()
+    titles = [chart.title for chart in figure.charts()]
+    assert f"Local entropy by {METHODS['ep-vector']}" in titles

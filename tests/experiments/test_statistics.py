@@ -5,7 +5,16 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from wideflat.experiments.statistics import Correlation, Shown, mean_and_spread, number, pearson, spearman
+from wideflat.experiments.statistics import (
+    Correlation,
+    Shown,
+    difference_within,
+    mean_and_spread,
+    number,
+    pearson,
+    spearman,
+)
+from wideflat.experiments.table import Table
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 14, 40, 501])
@@ -70,3 +79,23 @@ def test_entries_print_as_text_and_say_their_numbers() -> None:
     assert mean_and_spread(np.array([3.0])).record("error") == {"error": 3.0, "error_spread": None}
     assert number(math.nan) == "-" and number(math.nan).record("loss") == {"loss": None}
     assert Shown("nan", value=math.nan).record("r") == {"r": None}  # JSON has no NaN
+
+
+def test_differences_are_taken_within_subsets():
+    """Subset 1 has twice the errors of subset 0 in both settings; missing values and lonely subsets do not count."""
+    table = Table(["setting", "subset", "test_error"])
+    values = {
+        ("a", 0): [1.0, 3.0],
+        ("b", 0): [2.0, 4.0],
+        ("a", 1): [11.0, 13.0, np.nan],
+        ("b", 1): [14.0, 16.0],
+        ("a", 2): [99.0],
+        ("b", 2): [0.0, 0.0],
+    }
+    for (setting, subset), errors in values.items():
+        for error in errors:
+            table.add(setting=setting, subset=subset, test_error=error)
+    difference, error = difference_within(table, "a", "b", "test_error", 10)
+    assert difference == pytest.approx(10 * (-1 - 3) / 2)
+    assert error == pytest.approx(10 * np.sqrt(4 * 2 / 2) / 2)  # every variance is 2, of two values
+    assert difference_within(table, "a", "missing", "test_error", 10) is None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from wideflat.commands import UsageError
 from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
 from wideflat.files import read_npz
 
 __all__ = ["Command", "load_weights"]
@@ -42,9 +43,9 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, a checkpoint (with --build), or an .npz file with weights, inputs and targets of committees."""
-    build: str | None = None
+    build: MaybeText = None
     """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
-    sigmas: tuple[float, ...] = ()
+    sigmas: MaybeFloats = None
     """Strengths of the noise; 0, 0.05, ..., 0.5 when left out."""
     noise: Literal["auto", "batch", "example", "pass"] = "auto"
     """What shares one draw of the noise; auto is example for networks of linear layers, else batch. All measure the
@@ -57,25 +58,25 @@ class Command:
     """all, "no batch norm", "no biases", weights, or a regular expression for the names of the perturbed parameters."""
     layers: bool = False
     """One profile for each layer, with noise on that layer alone."""
-    target_stderr: float | None = None
+    target_stderr: MaybeFloat = None
     """Stop at each sigma when its standard error is below this."""
-    max_passes: float | None = None
+    max_passes: MaybeFloat = None
     """Most passes over the data; may be a fraction. 2 when left out (64 with --noise pass)."""
-    epoch: int | None = None
+    epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
     augment: bool = True
     """Of a run: use the augmentation of its training, as the paper does."""
-    data: Path | None = None
+    data: MaybePath = None
     """Of a run: folder with the data set; by default where the run found it."""
-    batch_size: int | None = None
+    batch_size: MaybeInt = None
     """Examples that share the noise; chosen when left out."""
     device: str = "cpu"
     """Where to compute."""
     seed: int = 0
     """Of the noise."""
-    out: Path | None = None
+    out: MaybePath = None
     """Result file; local_energy.json in the run, or beside the checkpoint, when left out."""
-    figure: Path | None = None
+    figure: MaybePath = None
     """Also draw the curve to this file (.png, .pdf, .svg)."""
     compare: tuple[Path, ...] = ()
     """Profiles measured before: print the difference to each, if they are comparable."""
@@ -94,19 +95,22 @@ class Command:
             profile.save(out if not layer else out.with_name(f"{out.stem}-{layer}{out.suffix}"))
         if self.figure is not None:
             _draw(profiles, self.figure)
-        if self.json:
-            print(json_module.dumps({name or "all": profile.to_dict() for name, profile in profiles.items()}, indent=2))
-        else:
-            for layer, profile in profiles.items():
-                print((f"{layer}\n" if layer else "") + str(profile))
-            print(f"result: {out}" if "" in profiles else f"results: {out.with_name(f'{out.stem}-LAYER{out.suffix}')}")
-            if self.figure is not None:
-                print(f"figure: {self.figure}")
+        self._print(profiles, out)
         if "" in profiles:
             for path, other in zip(self.compare, others, strict=True):
                 comparable = _print_comparison(profiles[""], other, path, self.force)
                 code = code or (0 if comparable else 1)
         return code
+
+    def _print(self, profiles: dict[str, LocalEnergy], out: Path) -> None:
+        if self.json:
+            print(json_module.dumps({name or "all": profile.to_dict() for name, profile in profiles.items()}, indent=2))
+            return
+        for layer, profile in profiles.items():
+            print((f"{layer}\n" if layer else "") + str(profile))
+        print(f"result: {out}" if "" in profiles else f"results: {out.with_name(f'{out.stem}-LAYER{out.suffix}')}")
+        if self.figure is not None:
+            print(f"figure: {self.figure}")
 
     def _profiles(self, sigmas: tuple[float, ...]) -> tuple[dict[str, LocalEnergy], int]:
         """The profiles by layer ("" for all of the network), and the exit code."""
@@ -180,20 +184,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
             ``state_dict``, ``model_state_dict`` or ``model`` of a larger dictionary. Prefixes that wrappers add to the
             names (``module.``, ``_orig_mod.``) are taken off.
     """
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state: Any = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no checkpoint {path}") from None
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint of tensors: {str(error).splitlines()[0]} "
-            "(files that contain other objects are not loaded; save the model's state_dict())"
-        ) from None
+    state = _read_checkpoint(path)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -206,6 +197,23 @@ def load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit the model: {error}") from None
+
+
+def _read_checkpoint(path: Path) -> Any:
+    """What is in a checkpoint; never anything but tensors and plain values."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no checkpoint {path}") from None
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint of tensors: {str(error).splitlines()[0]} "
+            "(files that contain other objects are not loaded; save the model's state_dict())"
+        ) from None
 
 
 def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:

@@ -14,6 +14,7 @@ import tyro
 
 from wideflat.commands import UsageError
 from wideflat.entropy.measure import METHODS, Interrupted, LocalEntropy, local_entropy
+from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
 from wideflat.files import atomic_write, read_npz
 
 __all__ = ["Command", "read_solutions"]
@@ -36,16 +37,17 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
-    method: Annotated[str, tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(list(METHODS)))] = "bp"
+    method: Method = "bp"
     """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
     hidden units, or sampling (the judge)."""
-    deltas: tuple[float, ...] = ()
-    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 by default."""
+    deltas: MaybeFloats = None
+    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 when left
+    out."""
     compare: bool = False
     """Run all methods, and print log Z of each side by side."""
     on_errors: Literal["keep", "drop"] = "keep"
     """What to do about patterns that a solution gets wrong: count them as constraints, or not (which flatters it)."""
-    first: int | None = None
+    first: MaybeInt = None
     """Only the first so many solutions of the file."""
     particles: int = 256
     """Sampler: particles of a run."""
@@ -55,9 +57,9 @@ class Command:
     """Sampler: moves of each particle at each level."""
     seed: int = 0
     """Sampler: seed."""
-    out: Path | None = None
+    out: MaybePath = None
     """Result file; local_entropy.npz beside the solutions when left out."""
-    figure: Path | None = None
+    figure: MaybePath = None
     """Also draw the curves to this file (.png, .pdf, .svg)."""
     json: bool = False
     """Print JSON instead of the table."""
@@ -96,7 +98,7 @@ class Command:
                 weights,
                 inputs,
                 targets,
-                deltas=self.deltas or None,
+                deltas=self.deltas,
                 method=self.method,
                 compare=self.compare,
                 on_errors=self.on_errors,

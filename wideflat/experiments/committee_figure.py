@@ -16,12 +16,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from tyro.conf import arg
-from tyro.extras import literal_type_from_choices
 
 from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
@@ -31,7 +30,7 @@ from wideflat.entropy.measure import DELTAS, METHODS, LocalEntropy, local_entrop
 from wideflat.experiments import committee_charts
 from wideflat.experiments.committee_charts import AT_DISTANCE, AT_SIGMA
 from wideflat.experiments.experiment import Comparison, Experiment, Item
-from wideflat.experiments.options import MaybeFloats, MaybeInt, Options
+from wideflat.experiments.options import MaybeFloats, MaybeInt, Method, Options
 from wideflat.experiments.sweep import FolderInUse
 from wideflat.experiments.table import Table
 from wideflat.experiments.workers import Answer, Workers, report_lost
@@ -39,11 +38,6 @@ from wideflat.files import hold
 from wideflat.report.chart import Chart
 
 __all__ = ["Case", "CommitteeFigure", "CommitteeOptions", "CommitteeWork", "Group"]
-
-if TYPE_CHECKING:
-    Method = str
-else:
-    Method = literal_type_from_choices(list(METHODS))
 
 #: Noise strengths of the local energy.
 SIGMAS = tuple(np.linspace(0, 1, 21).round(3).tolist())

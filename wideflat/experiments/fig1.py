@@ -60,19 +60,16 @@ def cases(options: Fig1Options, quick: bool, subsets: int) -> list[Case]:
     chosen = options.settings or sorted(SETTINGS, key="rsgd-slow".__eq__)
     if unknown := set(chosen) - set(SETTINGS):
         raise ValueError(f"settings must be some of {', '.join(SETTINGS)}; got {', '.join(sorted(unknown))}")
-    restarts = options.restarts or (4 if quick else 50)
-    slow_restarts = options.slow_restarts or (2 if quick else 15)
-    known = QUICK if quick else SETTINGS
+    usual = options.restarts or (4 if quick else 50)
+    restarts = {**dict.fromkeys(chosen, usual), "rsgd-slow": options.slow_restarts or (2 if quick else 15)}
+    return [Case(name, _setting(name, options, quick), -(-restarts[name] // subsets)) for name in chosen]
+
+
+def _setting(name: str, options: Fig1Options, quick: bool) -> Setting:
+    setting = (QUICK if quick else SETTINGS)[name].but(polish_epochs=POLISH_EPOCHS)
     if options.gradient_scale is not None:
-        known = {name: setting.but(gradient_scale=options.gradient_scale) for name, setting in known.items()}
-    return [
-        Case(
-            name,
-            known[name].but(polish_epochs=POLISH_EPOCHS, align=options.align and known[name].algorithm == "rsgd"),
-            -(-(slow_restarts if name == "rsgd-slow" else restarts) // subsets),
-        )
-        for name in chosen
-    ]
+        setting = setting.but(gradient_scale=options.gradient_scale)
+    return setting.but(align=options.align and setting.algorithm == "rsgd")
 
 
 ITEM = Item(

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
+from tyro.extras import literal_type_from_choices
+
+from wideflat.entropy.measure import METHODS
 
 __all__ = [
     "MaybeFloat",
@@ -21,9 +24,16 @@ __all__ = [
     "MaybePath",
     "MaybeText",
     "MaybeTexts",
+    "Method",
     "Options",
     "chosen",
 ]
+
+if TYPE_CHECKING:
+    Method = str
+else:
+    #: A method of the local entropy.
+    Method = literal_type_from_choices(list(METHODS))
 
 MaybeInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
