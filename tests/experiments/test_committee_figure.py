@@ -164,6 +164,17 @@ def test_solutions_with_errors_have_no_local_entropy(tmp_path):
     assert (restarts["train_errors"] > 0).all() and np.isnan(restarts["phi_bp"]).all()
     assert len(figure.table("entropy")) == 0 and figure.charts()[0].name == "energy-balanced"
     assert figure.comparison().rows[0][7] == "–"
+    assert any("No restart of hopeless got rid of all training errors" in text for text in figure.comparison().remarks)
+
+
+def test_a_curve_that_is_missing_is_explained_under_the_figure(tmp_path):
+    figure = small(tmp_path, methods=("bp",))
+    solved, fast = figure.cases[0], SETTINGS["sgd-fast"]
+    figure.work.cases = [Case("plain", solved.setting, 2), Case("hopeless", fast.but(max_epochs=1), 2)]
+    figure.compute()
+    entropy, energy = figure.charts()[:2]
+    assert "No restart of hopeless got rid" in entropy.caption and "No restart" not in energy.caption
+    assert "of plain" not in entropy.caption and "hopeless, plain" not in entropy.caption
 
 
 def test_nothing_computed_yet(tmp_path):

@@ -30,6 +30,7 @@ def charts(restarts: Table, entropy: Table, energy: Table) -> list[Chart]:
         ending = f", {draw} draw" if several else ""
         mine = restarts.where(draw=draw)
         settings = mine.unique("setting")
+        unsolved = _unsolved(mine)
         for method in entropy.unique("method"):
             curves = entropy.where(draw=draw, method=method)
             drawn.append(
@@ -40,7 +41,7 @@ def charts(restarts: Table, entropy: Table, energy: Table) -> list[Chart]:
                     "Φ(w, d)",
                     [_mean_curve(curves.where(setting=setting), setting) for setting in settings],
                     caption="Mean and standard deviation over solutions without training errors; points that did "
-                    "not converge are left out. Higher is flatter.",
+                    f"not converge are left out. Higher is flatter.{f' {unsolved}' if unsolved else ''}",
                 )
             )
         drawn.append(
@@ -56,6 +57,16 @@ def charts(restarts: Table, entropy: Table, energy: Table) -> list[Chart]:
         )
         drawn += [_errors(mine, "test_error", draw, ending), _errors(mine, "balanced_test_error", draw, ending)]
     return drawn
+
+
+def _unsolved(restarts: Table) -> str:
+    """In words: the settings of which no solution is without training errors; empty if there are none."""
+    names = [
+        name for name in restarts.unique("setting") if not (restarts.where(setting=name)["train_errors"] == 0).any()
+    ]
+    if not names:
+        return ""
+    return f"No restart of {', '.join(names)} got rid of all training errors, so there is no local entropy of them."
 
 
 def _errors(restarts: Table, column: str, draw: str, ending: str) -> Chart:
@@ -198,6 +209,8 @@ def findings(restarts: Table, draw: str) -> list[str]:
         *((f"phi_{method}", "test_error", f"local entropy ({method}) and test error") for method in methods),
         ("energy", "test_error", "local energy and test error"),
     ]
+    if unsolved := _unsolved(restarts):
+        sentences.append(f"{draw.capitalize()} draw: {unsolved}")
     correlations = []
     for first, second, words in pairs:
         found = spearman(restarts[first], restarts[second])

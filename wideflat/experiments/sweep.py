@@ -229,6 +229,7 @@ class _Sweep:
                     self._show()
                     shown = time.monotonic()
                 time.sleep(engine.interval)
+            self._show()  # all of it
         except BaseException as error:  # Ctrl-C, mostly
             self._stop(error)
             raise
