@@ -7,6 +7,7 @@ Data of the size of CIFAR-10 (random bytes), batches of 128, crops with padding 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 
@@ -53,8 +54,8 @@ def seconds(step: Callable[[], object], repeats: int, rounds: int = 5) -> float:
 
 
 def forever(batches: Batches | DataLoader) -> Iterator:
-    while True:
-        yield from batches
+    for epoch in itertools.count():
+        yield from batches.epoch(epoch) if isinstance(batches, Batches) else batches
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def main() -> None:
 
     model = smallconvnet().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x, y = next(iter(Batches(data, BATCH)))
+    x, y = Batches(data, BATCH).batch(0, 0)
 
     def train() -> None:
         optimizer.zero_grad()

@@ -8,6 +8,7 @@ import pytest
 
 import wideflat
 from wideflat import cli
+from wideflat.commands import UsageError
 
 
 @pytest.fixture
@@ -123,9 +124,33 @@ def test_completion_covers_every_command(capsys):
     assert all(name in script for name in cli.COMMANDS) and "--target-stderr" in script
 
 
-def test_every_option_of_every_experiment_has_a_flag():
-    from wideflat.commands.reproduce import Command
-    from wideflat.experiments import ITEMS, item
+def test_shells_without_a_script_are_refused(capsys):
+    assert cli.main(["--completion", "tcsh"]) == cli.USAGE
+    assert "takes one of bash, zsh" in capsys.readouterr().err
+    cli.main(["--help"])
+    assert "tcsh" not in capsys.readouterr().out
 
-    flags = {field.name for field in dataclasses.fields(Command)}
-    assert {name: item(name).options() - flags for name in ITEMS} == {name: set() for name in ITEMS}
+
+def test_errors_of_usage_have_their_own_exit_code(command, capsys):
+    command.behaviour = raising(UsageError("--number must be >= 1, got 0"))
+    assert cli.main(["probe"]) == cli.USAGE
+    assert capsys.readouterr().err == "wideflat: --number must be >= 1, got 0\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train cifar10-resnet19",
+        "train committee-adam",
+        "train committee-sgd-fast --restarts 0",
+        "train committee-sgd-fast --set foo=1",
+        "demo --restarts 0",
+        "data verify nonsense",
+        "local-entropy solutions.npz --first 0",
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(line.split()) == cli.USAGE
+    assert capsys.readouterr().err.startswith("wideflat: ")
+    assert not list(tmp_path.iterdir())

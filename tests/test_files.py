@@ -1,8 +1,10 @@
 import os
+import pickle
 
+import numpy as np
 import pytest
 
-from wideflat.files import atomic_write, sha256
+from wideflat.files import atomic_write, names_in_npz, read_npz, sha256
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
@@ -36,3 +38,24 @@ def test_permissions_follow_the_umask(tmp_path):
 def test_other_modes_are_refused(tmp_path):
     with pytest.raises(ValueError, match='"w" or "wb"'), atomic_write(tmp_path / "x", "a"):
         pass
+
+
+def test_npz_files_are_read_whole_or_refused_by_name(tmp_path):
+    good = tmp_path / "good.npz"
+    np.savez(good, a=np.arange(3), b=np.ones(2))
+    assert read_npz(good, "a")["a"].tolist() == [0, 1, 2] and names_in_npz(good) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"good\.npz has no array c and no d; it has a, b"):
+        read_npz(good, "a", "c", "d")
+    with pytest.raises(FileNotFoundError):
+        read_npz(tmp_path / "nowhere.npz")
+    (tmp_path / "cut.npz").write_bytes(good.read_bytes()[:-40])
+    (tmp_path / "pickled.npz").write_bytes(pickle.dumps({"a": 1}))
+    with open(tmp_path / "one.npz", "wb") as file:
+        np.save(file, np.ones(3))
+    np.savez(tmp_path / "objects.npz", a=np.array([{}], dtype=object))
+    damaged = bytearray(good.read_bytes())
+    damaged[150] ^= 255  # within the numbers: the checksum of the archive finds it
+    (tmp_path / "flipped.npz").write_bytes(damaged)
+    for name in ("cut", "pickled", "one", "objects", "flipped"):
+        with pytest.raises(ValueError, match=rf"{name}\.npz is not a whole \.npz file of plain arrays"):
+            read_npz(tmp_path / f"{name}.npz")

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from wideflat.data.dress_coat import FILE, SHA256
+from wideflat.data.fashion_mnist import read_idx
 from wideflat.files import atomic_write, sha256
 
 __all__ = ["main", "reduce"]
@@ -26,19 +27,18 @@ __all__ = ["main", "reduce"]
 DRESS, COAT = 3, 4
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """The array of unsigned bytes in an idx file, plain or gzipped."""
+def read(path: Path) -> np.ndarray:
+    """The array of an idx file, plain or gzipped."""
     compressed = path.with_name(path.name + ".gz")
     if not path.exists() and not compressed.exists():
         raise FileNotFoundError(
             f"neither {path} nor {compressed} is there; give the folder of Fashion-MNIST's idx files"
         )
     content = path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path} is not an idx file of unsigned bytes")
-    dimensions = content[3]
-    shape = np.frombuffer(content, ">u4", dimensions, offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    try:
+        return read_idx(content)
+    except ValueError as error:
+        raise ValueError(f"{path} is not an idx file of unsigned bytes: {error}") from None
 
 
 def reduce(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -56,8 +56,8 @@ def main(folder: str | os.PathLike[str], target: str | os.PathLike[str] = FILE) 
     """
     rows = []
     for split, name in enumerate(("train", "t10k")):
-        images = read_idx(Path(folder) / f"{name}-images-idx3-ubyte")
-        labels = read_idx(Path(folder) / f"{name}-labels-idx1-ubyte")
+        images = read(Path(folder) / f"{name}-images-idx3-ubyte")
+        labels = read(Path(folder) / f"{name}-labels-idx1-ubyte")
         bits, dress = reduce(images, labels)
         flags = (dress.astype(np.uint8) | np.uint8(split << 1))[:, None]
         rows.append(np.concatenate([flags, np.packbits(bits, axis=1)], axis=1))

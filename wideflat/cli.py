@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import wideflat
+from wideflat.commands import UsageError
 from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
@@ -31,6 +32,8 @@ COMMANDS: dict[str, str] = {
 
 NEEDS_MORE = "the command line needs more packages: pip install 'wideflat[experiments]'"
 
+SHARED = "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from)."
+
 #: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -39,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Errors that tell the user what to do (``ValueError``, ``OSError``, ``RuntimeError``) are printed without a
-    traceback; ``--verbose`` shows it.
+    traceback; ``--verbose`` shows it. Those about the command line itself (:class:`wideflat.commands.UsageError`)
+    have an exit code of their own.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet, verbose = _take(arguments, "-q", "--quiet"), _take(arguments, "-v", "--verbose")
@@ -64,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         kind = _command(name)
         # The docstring is given as it stands: by itself tyro leaves its examples out.
-        command = tyro.cli(kind, prog=f"wideflat {name}", description=inspect.getdoc(kind), args=arguments[1:])
+        about = f"{inspect.getdoc(kind)}\n\n{SHARED}"
+        command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
         with warnings.catch_warnings():
             if not verbose:
                 warnings.showwarning = _show_warning
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if verbose:
             traceback.print_exc()
-        return _complain(str(error) or type(error).__name__, FAILED)
+        return _complain(str(error) or type(error).__name__, USAGE if isinstance(error, UsageError) else FAILED)
 
 
 def _overview() -> str:
@@ -91,10 +96,10 @@ def _overview() -> str:
             *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
             "",
             "wideflat COMMAND --help    options of one command, with examples",
-            "wideflat --completion bash|zsh|tcsh    a completion script for your shell",
+            "wideflat --completion bash|zsh    a completion script for your shell",
             "wideflat --version         the version",
             "",
-            "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from).",
+            SHARED,
             "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted.",
         ]
     )
@@ -114,7 +119,7 @@ def _take(arguments: list[str], *flags: str) -> bool:
 
 def _completion(arguments: list[str]) -> int:
     """Print a completion script that covers all commands."""
-    shells = ("bash", "zsh", "tcsh")
+    shells = ("bash", "zsh")
     if len(arguments) != 1 or arguments[0] not in shells:
         return _complain(f"--completion takes one of {', '.join(shells)}", USAGE)
     try:

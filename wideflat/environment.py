@@ -16,7 +16,7 @@ import torch
 
 import wideflat
 
-__all__ = ["environment", "now"]
+__all__ = ["choose_device", "environment", "now"]
 
 
 def environment() -> dict[str, Any]:
@@ -39,6 +39,20 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "command": " ".join(["wideflat", *sys.argv[1:]]),
     }
+
+
+def choose_device(name: str | None = "auto") -> torch.device:
+    """The device of that name; ``"auto"`` (or None) is a GPU if there is one.
+
+    Example:
+        >>> choose_device("cpu")
+        device(type='cpu')
+    """
+    if name is not None and name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def _processor() -> str:

@@ -7,16 +7,20 @@ import errno
 import hashlib
 import os
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+import numpy as np
 
 try:
     import fcntl
 except ImportError:  # Windows: nothing is held there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["DamagedState", "atomic_write", "hold", "sha256"]
+__all__ = ["DamagedState", "atomic_write", "hold", "names_in_npz", "read_npz", "sha256"]
 
 
 class DamagedState(RuntimeError):
@@ -82,6 +86,52 @@ def hold(file: IO, wait: bool = False) -> bool:
             raise
         return False
     return True
+
+
+def read_npz(path: str | os.PathLike[str], *names: str) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file by name. Nothing in it is unpickled.
+
+    Args:
+        path: The file.
+        *names: Arrays that must be there; more may be.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is damaged, something else, or has not all of ``names``.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.npz"
+        >>> np.savez(path, weights=np.ones(2))
+        >>> read_npz(path, "weights")["weights"]
+        array([1., 1.])
+        >>> read_npz(path, "inputs", "targets")
+        Traceback (most recent call last):
+        ValueError: ...a.npz has no array inputs and no targets; it has weights
+    """
+    with _npz(path) as content:
+        arrays = {name: content[name] for name in content.files}
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        there = ", ".join(arrays) or "nothing"
+        raise ValueError(f"{os.fspath(path)} has no array {' and no '.join(missing)}; it has {there}")
+    return arrays
+
+
+def names_in_npz(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the arrays in an ``.npz`` file, which are not read; errors as in :func:`read_npz`."""
+    with _npz(path) as content:
+        return list(content.files)
+
+
+@contextlib.contextmanager
+def _npz(path: str | os.PathLike[str]) -> Iterator[np.lib.npyio.NpzFile]:
+    """An open ``.npz`` file; whatever is wrong about it or its arrays is one kind of error."""
+    try:
+        with open(path, "rb") as file, contextlib.closing(np.lib.npyio.NpzFile(file, allow_pickle=False)) as content:
+            yield content
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError) as error:
+        raise ValueError(f"{os.fspath(path)} is not a whole .npz file of plain arrays ({error})") from error
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -77,7 +77,7 @@ def test_verify_of_what_is_not_there(root: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_fetch(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["data", "fetch"]) == 1
+    assert main(["data", "fetch"]) == 2
     assert "say which data sets" in capsys.readouterr().err
     monkeypatch.setattr("wideflat.commands.data.fetch", lambda name, folder, progress: Path(f"{folder}/{name}"))
     assert main(["data", "fetch", "cifar10", "cifar100", "--data", "there"]) == 0
@@ -87,7 +87,7 @@ def test_fetch(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], m
 
 
 def test_unknown_names_are_refused_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "verify", "cifar-1000"]) == 1
+    assert main(["data", "verify", "cifar-1000"]) == 2
     assert "Did you mean 'cifar100'?" in capsys.readouterr().err
 
 

@@ -56,7 +56,7 @@ def test_layers_and_comparison(project, tmp_path, capsys):
     assert main([*base, "--out", "a.json"]) == 0
     assert main([*base, "--out", "b.json", "--seed", "1", "--compare", "a.json"]) == 0
     assert "minus a.json" in capsys.readouterr().out
-    assert main([*base, "--out", "c.json", "--parameters", "0.weight", "--compare", "a.json"]) == 0
+    assert main([*base, "--out", "c.json", "--parameters", "0.weight", "--compare", "a.json"]) == 1  # refused
     assert "not comparable: parameters is '0.weight' for one and 'all'" in capsys.readouterr().out
     assert main([*base, "--out", "d.json", "--layers"]) == 0
     assert not (tmp_path / "d.json").exists() and LocalEnergy.load(tmp_path / "d-0.json").conventions["perturbed"] == 8
@@ -82,6 +82,17 @@ def test_committees_are_exact(tmp_path, monkeypatch, capsys):
         (["weights.pt", "--build", "nowhere"], "must be module:function"),
         (["weights.pt", "--build", "no_such_module:build"], "no_such_module"),
         (["weights.pt", "--build", "PROJECT:nothing"], "has no function nothing"),
+    ],
+)
+def test_a_wrong_builder_is_an_error_of_usage(project, capsys, arguments, message):
+    assert main(["local-energy", *(argument.replace("PROJECT", project) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["weights.pt", "--build", "PROJECT:wrong"], "must return (model, data)"),
         (["nothing.pt", "--build", "PROJECT:build"], "there is no checkpoint nothing.pt"),
         (["broken.pt", "--build", "PROJECT:build"], "cannot be read as a checkpoint"),

@@ -19,7 +19,7 @@ _spec.loader.exec_module(make_dress_coat)
 
 def test_the_embedded_file_is_whole_and_has_the_counts_of_the_paper():
     assert sha256(dress_coat.FILE) == dress_coat.SHA256
-    inputs, targets, test_inputs, test_targets = dress_coat._images()
+    inputs, targets, test_inputs, test_targets = dress_coat.images()
     assert inputs.shape == (3927, 784) and test_inputs.shape == (677, 784)
     assert ((targets > 0).sum(), (targets < 0).sum()) == dress_coat.COUNTS["train"]
     assert ((test_targets > 0).sum(), (test_targets < 0).sum()) == dress_coat.COUNTS["test"]
@@ -69,7 +69,7 @@ def test_a_damaged_file_is_never_loaded(tmp_path, monkeypatch):
     damaged.write_bytes(content)
     monkeypatch.setattr(dress_coat, "FILE", damaged)
     with pytest.raises(RuntimeError, match=r"dress_coat\.npy is damaged"):
-        dress_coat._images.__wrapped__()
+        dress_coat.images.__wrapped__()
 
 
 def write_idx(path, array):
@@ -77,7 +77,7 @@ def write_idx(path, array):
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
 
 
-def test_the_script_keeps_the_right_images(tmp_path):
+def test_the_script_keeps_the_rightimages(tmp_path):
     """Synthetic idx files with a known answer: class, range of the median, order, bits."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (8, 28, 28))

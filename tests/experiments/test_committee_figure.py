@@ -1,32 +1,39 @@
+import functools
 import re
 
 import numpy as np
 import pytest
 
 from wideflat.committee import SETTINGS
+from wideflat.entropy.measure import METHODS
 from wideflat.experiments import committee_figure
-from wideflat.experiments.committee_figure import Case, CommitteeFigure, _difference
-from wideflat.experiments.fig1 import Fig1
-from wideflat.experiments.fig6 import Fig6
+from wideflat.experiments.committee_figure import Case, CommitteeFigure, CommitteeOptions
+from wideflat.experiments.experiment import Item
+from wideflat.experiments.fig1 import ITEM as FIG1
+from wideflat.experiments.fig6 import ITEM as FIG6
 from wideflat.experiments.sweep import FolderInUse
-from wideflat.experiments.table import Table
 from wideflat.files import hold
 
 
-class Small(CommitteeFigure):
-    """SGD fast twice, on 40 patterns: seconds."""
+def small_cases(options, quick, subsets):
+    """SGD fast twice."""
+    fast = SETTINGS["sgd-fast"].replace(polish_epochs=100)
+    return [Case("plain", fast, 3), Case("dropout", fast.replace(dropout=0.3), 2)]
 
-    name, title, claim, quick_means = "fig1", "Small", "None.", "a test"
 
-    def __init__(self, folder, **more):
-        super().__init__(folder, quick=True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **more)
-        fast = SETTINGS["sgd-fast"].replace(polish_epochs=100)
-        self.cases = [Case("plain", fast, 3), Case("dropout", fast.replace(dropout=0.3), 2)]
+#: On 40 patterns: seconds.
+SMALL = Item(
+    "fig1", "Small", "None.", "a test", CommitteeOptions, functools.partial(CommitteeFigure, cases=small_cases)
+)
+
+
+def small(folder, **options):
+    return SMALL.open(folder, True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **options)
 
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory):
-    figure = Small(tmp_path_factory.mktemp("small"), methods=("bp",))
+    figure = small(tmp_path_factory.mktemp("small"), methods=("bp",))
     figure.compute()
     return figure
 
@@ -67,26 +74,6 @@ def test_comparison_ranks_and_correlates(computed):
     assert changes.title in page and changes.rows[0][3] in page
 
 
-def test_differences_are_taken_within_subsets():
-    """Subset 1 has twice the errors of subset 0 in both settings; missing values and lonely subsets do not count."""
-    table = Table(["setting", "subset", "test_error"])
-    values = {
-        ("a", 0): [1.0, 3.0],
-        ("b", 0): [2.0, 4.0],
-        ("a", 1): [11.0, 13.0, np.nan],
-        ("b", 1): [14.0, 16.0],
-        ("a", 2): [99.0],
-        ("b", 2): [0.0, 0.0],
-    }
-    for (setting, subset), errors in values.items():
-        for error in errors:
-            table.add(setting=setting, subset=subset, test_error=error)
-    difference, error = _difference(table, "a", "b", "test_error", 10)
-    assert difference == pytest.approx(10 * (-1 - 3) / 2)
-    assert error == pytest.approx(10 * np.sqrt(4 * 2 / 2) / 2)  # every variance is 2, of two values
-    assert _difference(table, "a", "missing", "test_error", 10) is None
-
-
 def test_nothing_is_computed_twice(computed, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("computed again")
@@ -108,7 +95,7 @@ def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(committee_figure, "train", once)
-    figure = Small(tmp_path, methods=("bp",))
+    figure = small(tmp_path, methods=("bp",))
     with pytest.raises(KeyboardInterrupt):
         figure.compute()
     assert figure.write_report().exists()
@@ -116,15 +103,15 @@ def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
 
 
 def test_more_restarts_are_added_to_those_that_are_there(tmp_path, monkeypatch):
-    figure = Small(tmp_path, methods=("bp",))
+    figure = small(tmp_path, methods=("bp",))
     plain = figure.cases[0].setting
-    figure.cases = [Case("plain", plain, 2)]
+    figure.work.cases = [Case("plain", plain, 2)]
     figure.compute()
     before = {(row["subset"], row["seed"]): row for row in _rows(figure.table("restarts"))}
     seeds, real = [], committee_figure.train
     monkeypatch.setattr(committee_figure, "train", lambda *a, **o: seeds.append(list(o["seeds"])) or real(*a, **o))
-    figure.cases = [Case("plain", plain, 3)]
-    assert all(figure._measured(group) is None for group in figure.groups())
+    figure.work.cases = [Case("plain", plain, 3)]
+    assert all(figure.work.measured(group) is None for group in figure.work.groups())
     figure.compute()
     assert seeds == [[2], [2]]
     after = {(row["subset"], row["seed"]): row for row in _rows(figure.table("restarts"))}
@@ -132,7 +119,7 @@ def test_more_restarts_are_added_to_those_that_are_there(tmp_path, monkeypatch):
     for key, row in before.items():
         assert after[key].pop("phi_bp") == pytest.approx(row.pop("phi_bp"), rel=1e-6)  # of another group of references
         assert after[key] == row
-    figure.cases = [Case("plain", plain, 1)]  # what is there is shown, though fewer were asked for
+    figure.work.cases = [Case("plain", plain, 1)]  # what is there is shown, though fewer were asked for
     figure.compute()
     assert len(figure.table("restarts")) == 6 and len(seeds) == 2
 
@@ -142,26 +129,26 @@ def _rows(table):
 
 
 def test_solutions_of_something_else_are_refused(computed, tmp_path):
-    other = Small(computed.folder, methods=("bp",))
-    other.cases = [Case("plain", computed.cases[0].setting.replace(gradient_scale=30.0), 3)]
+    other = small(computed.folder, methods=("bp",))
+    other.work.cases = [Case("plain", computed.cases[0].setting.replace(gradient_scale=30.0), 3)]
     with pytest.raises(ValueError, match=r"gradient_scale = 100\.0 instead of 30\.0; give another --out"):
         other.compute()
-    other = Small(computed.folder, methods=("bp",), seed=7)
+    other = small(computed.folder, methods=("bp",), seed=7)
     with pytest.raises(ValueError, match="other training patterns"):
         other.compute()
 
 
 def test_curves_at_other_points_are_computed_again(tmp_path):
-    figure = Small(tmp_path, methods=("bp",))
-    figure.cases = figure.cases[:1]
+    figure = small(tmp_path, methods=("bp",))
+    figure.work.cases = figure.cases[:1]
     figure.compute()
-    figure.deltas = (0.1, 1.0)
+    figure.work.deltas = (0.1, 1.0)
     figure.compute()
     assert set(figure.table("entropy")["delta"]) == {0.1, 1.0}
 
 
 def test_two_processes_do_not_compute_one_figure(tmp_path):
-    figure = Small(tmp_path)
+    figure = small(tmp_path)
     with open(tmp_path / "lock", "w") as lock:
         hold(lock)
         with pytest.raises(FolderInUse, match="another process is computing"):
@@ -170,22 +157,33 @@ def test_two_processes_do_not_compute_one_figure(tmp_path):
 
 
 def test_solutions_with_errors_have_no_local_entropy(tmp_path):
-    figure = Small(tmp_path, methods=("bp",))
-    figure.cases = [Case("hopeless", SETTINGS["sgd-fast"].replace(max_epochs=1), 2)]
+    figure = small(tmp_path, methods=("bp",))
+    figure.work.cases = [Case("hopeless", SETTINGS["sgd-fast"].replace(max_epochs=1), 2)]
     figure.compute()
     restarts = figure.table("restarts")
     assert (restarts["train_errors"] > 0).all() and np.isnan(restarts["phi_bp"]).all()
     assert len(figure.table("entropy")) == 0 and figure.charts()[0].name == "energy-balanced"
     assert figure.comparison().rows[0][7] == "–"
+    assert any("No restart of hopeless got rid of all training errors" in text for text in figure.comparison().remarks)
+
+
+def test_a_curve_that_is_missing_is_explained_under_the_figure(tmp_path):
+    figure = small(tmp_path, methods=("bp",))
+    solved, fast = figure.cases[0], SETTINGS["sgd-fast"]
+    figure.work.cases = [Case("plain", solved.setting, 2), Case("hopeless", fast.replace(max_epochs=1), 2)]
+    figure.compute()
+    entropy, energy = figure.charts()[:2]
+    assert "No restart of hopeless got rid" in entropy.caption and "No restart" not in energy.caption
+    assert "of plain" not in entropy.caption and "hopeless, plain" not in entropy.caption
 
 
 def test_nothing_computed_yet(tmp_path):
-    figure = Small(tmp_path)
+    figure = small(tmp_path)
     assert figure.charts() == [] and figure.comparison().rows == []
 
 
 def test_restarts_are_divided_over_the_subsets(tmp_path):
-    figure = Fig1(tmp_path, restarts=50, slow_restarts=15, subsets=3, align=True)
+    figure = FIG1.open(tmp_path, restarts=50, slow_restarts=15, subsets=3, align=True)
     assert {case.label: case.restarts for case in figure.cases} == {
         "sgd-fast": 17,
         "sgd-slow": 17,
@@ -194,16 +192,27 @@ def test_restarts_are_divided_over_the_subsets(tmp_path):
         "esgd": 17,
     }
     assert [case.label for case in figure.cases if case.setting.align] == ["rsgd-fast", "rsgd-slow"]
-    assert [case.setting.dropout for case in Fig6(tmp_path, dropouts=(0.0, 0.5)).cases] == [0.0, 0.5]
+    assert [case.setting.dropout for case in FIG6.open(tmp_path, dropouts=(0.0, 0.5)).cases] == [0.0, 0.5]
 
 
 def test_the_gradient_scale_is_that_of_all_settings(tmp_path):
-    assert {case.setting.gradient_scale for case in Fig1(tmp_path).cases} == {100.0}
-    assert {case.setting.gradient_scale for case in Fig1(tmp_path, gradient_scale=30.0).cases} == {30.0}
+    assert {case.setting.gradient_scale for case in FIG1.open(tmp_path).cases} == {100.0}
+    assert {case.setting.gradient_scale for case in FIG1.open(tmp_path, gradient_scale=30.0).cases} == {30.0}
 
 
 def test_settings_are_chosen_and_the_longest_comes_last(tmp_path):
-    assert [case.label for case in Fig1(tmp_path).cases][-1] == "rsgd-slow"
-    assert [case.label for case in Fig1(tmp_path, settings=("esgd", "sgd-fast")).cases] == ["esgd", "sgd-fast"]
+    assert [case.label for case in FIG1.open(tmp_path).cases][-1] == "rsgd-slow"
+    assert [case.label for case in FIG1.open(tmp_path, settings=("esgd", "sgd-fast")).cases] == ["esgd", "sgd-fast"]
     with pytest.raises(ValueError, match="got adam"):
-        Fig1(tmp_path, settings=("adam",))
+        FIG1.open(tmp_path, settings=("adam",))
+
+
+def test_every_method_of_the_local_entropy_can_be_reproduced(tmp_path):
+    figure = small(tmp_path, methods=tuple(METHODS)[:-1])  # all but the sampler, which takes minutes
+    figure.work.cases = [Case("plain", figure.cases[0].setting, 1)]
+    figure.work.subsets = 1
+    figure.compute()
+    (row,) = figure.comparison().records()
+    assert {f"phi_{name.replace('-', '_')}_times_1000" for name in figure.work.methods} <= row.keys()
+    titles = [chart.title for chart in figure.charts()]
+    assert f"Local entropy by {METHODS['ep-vector']}" in titles

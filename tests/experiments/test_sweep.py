@@ -110,6 +110,7 @@ def test_the_estimate_counts_what_this_sweep_has_done(tmp_path, monkeypatch):
     going_on = Task("resumed", [sys.executable, "-S", "-c", script], resumed, status)
     sweep([ended, going_on], tmp_path / "logs", workers=1, progress=False)
     assert [bar.before for bar in bars] == [1.5]  # one whole task, and half of another
+    assert [bar.completed for bar in bars] == [2]  # and it ends at the end
 
 
 def test_a_task_that_hangs_is_ended(tmp_path):

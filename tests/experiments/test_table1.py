@@ -3,13 +3,13 @@ from pathlib import Path
 import numpy as np
 
 from wideflat.experiments.table import Table
-from wideflat.experiments.table1 import Table1
+from wideflat.experiments.table1 import ITEM as TABLE1
 from wideflat.presets import PRESETS
 from wideflat.training.runs import Run
 
 
 def test_quick_path_from_nothing_to_report(tmp_path: Path) -> None:
-    item = Table1(tmp_path, quick=True, epochs=3, limit_data=50, seeds=2, algorithms=("sgd", "rsgd"))
+    item = TABLE1.open(tmp_path, quick=True, epochs=3, limit_data=50, seeds=2, algorithms=("sgd", "rsgd"))
     item.compute()
     table = item.table("cells")
     assert table is not None
@@ -34,7 +34,7 @@ def test_quick_path_from_nothing_to_report(tmp_path: Path) -> None:
 
 
 def test_redrawing_needs_the_table_only(tmp_path: Path) -> None:
-    item = Table1(tmp_path)
+    item = TABLE1.open(tmp_path)
     assert item.charts() == [] and item.comparison().rows == []
     table = Table(
         ["row", "algorithm", "seed", "test_error", "replica_test_error", "ensemble_test_error", "train_error"]
@@ -52,12 +52,12 @@ def test_redrawing_needs_the_table_only(tmp_path: Path) -> None:
 
 
 def test_the_whole_table_has_every_cell() -> None:
-    cells = Table1(Path("nowhere")).cells()
+    cells = TABLE1.open(Path("nowhere")).work.cells
     assert len(cells) == 8 * 4 * 5
-    assert {cell.experiment.name for cell in cells} == set(PRESETS)
+    assert {cell.preset.name for cell in cells} == set(PRESETS)
     assert {cell.seed for cell in cells} == {0, 1, 2, 3, 4}
-    short = Table1(Path("nowhere"), rows=("cifar10-smallconvnet",), epochs=30, seeds=1, seed=7).cells()
-    assert [(c.experiment.algorithm, c.experiment.epochs, c.seed) for c in short] == [
+    short = TABLE1.open(Path("nowhere"), rows=("cifar10-smallconvnet",), epochs=30, seeds=1, seed=7).work.cells
+    assert [(c.preset.algorithm, c.preset.epochs, c.seed) for c in short] == [
         ("sgd", 30, 7),
         ("rsgd", 10, 7),
         ("esgd", 6, 7),
@@ -67,7 +67,7 @@ def test_the_whole_table_has_every_cell() -> None:
 
 def test_another_choice_of_rows_adds_to_the_table(tmp_path: Path) -> None:
     small = {"quick": True, "epochs": 1, "limit_data": 25, "seeds": 1, "algorithms": ("sgd",)}
-    Table1(tmp_path, rows=("cifar10-smallconvnet",), **small).compute()  # type: ignore[arg-type]
-    item = Table1(tmp_path, rows=("cifar10-resnet18",), **small)  # type: ignore[arg-type]
+    TABLE1.open(tmp_path, rows=("cifar10-smallconvnet",), **small).compute()  # type: ignore[arg-type]
+    item = TABLE1.open(tmp_path, rows=("cifar10-resnet18",), **small)  # type: ignore[arg-type]
     item.compute()
     assert item.table("cells").unique("row") == ["cifar10-smallconvnet", "cifar10-resnet18"]  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wideflat.experiments import trainings
-from wideflat.experiments.table1 import Table1
+from wideflat.experiments.table1 import ITEM as TABLE1
 from wideflat.experiments.trainings import Cell, forward_operations, training_cost
 from wideflat.interruption import Interrupted
 from wideflat.presets import preset
@@ -27,26 +27,29 @@ def test_operations_of_a_convolution_are_counted_by_hand() -> None:
 
 
 def test_the_cost_says_how_it_is_estimated_and_what_is_left(tmp_path: Path) -> None:
-    item = Table1(tmp_path, rows=("cifar10-smallconvnet", "cifar10-resnet18"))
+    item = TABLE1.open(tmp_path, rows=("cifar10-smallconvnet", "cifar10-resnet18"))
     assert item.cost().startswith("40 trainings") and "three forward passes" in item.cost()  # 2 rows x 4 x 5 seeds
-    quick = Table1(tmp_path / "quick", quick=True, **SMALL)
+    quick = TABLE1.open(tmp_path / "quick", quick=True, **SMALL)
     assert quick.cost().startswith("1 training,")
     quick.compute()
     assert quick.cost() == training_cost([]) == "all trainings are finished."
 
 
 def test_finished_runs_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Table1(tmp_path, quick=True, **SMALL).compute()
+    TABLE1.open(tmp_path, quick=True, **SMALL).compute()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*.jsonl")}
     assert before
     monkeypatch.setattr(trainings, "train", lambda *a, **k: pytest.fail("trained again"))
-    Table1(tmp_path, quick=True, **SMALL).compute()
+    TABLE1.open(tmp_path, quick=True, **SMALL).compute()
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*.jsonl")}
 
 
 def test_an_interrupted_training_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SMALL, "epochs": 3, "algorithms": ("sgd", "rsgd")}
-    undisturbed, disturbed = Table1(tmp_path / "a", quick=True, **settings), Table1(tmp_path / "b", True, **settings)
+    undisturbed, disturbed = (
+        TABLE1.open(tmp_path / "a", quick=True, **settings),
+        TABLE1.open(tmp_path / "b", True, **settings),
+    )
     undisturbed.compute()
     real, calls = trainings.train, []
 
@@ -75,19 +78,19 @@ def test_an_interrupted_training_goes_on_and_ends_the_same(tmp_path: Path, monke
 
 
 def test_another_experiment_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    Table1(tmp_path, quick=True, **SMALL).compute()
+    TABLE1.open(tmp_path, quick=True, **SMALL).compute()
     with pytest.raises(ValueError, match=r"holds another experiment: epochs is 2 there and 4 here, schedule\."):
-        Table1(tmp_path, quick=True, **{**SMALL, "epochs": 4}).compute()
+        TABLE1.open(tmp_path, quick=True, **{**SMALL, "epochs": 4}).compute()
     with pytest.raises(ValueError, match=r"options\.limit_data is 40 there and 60 here"):
-        Table1(tmp_path, quick=True, **{**SMALL, "limit_data": 60}).compute()
+        TABLE1.open(tmp_path, quick=True, **{**SMALL, "limit_data": 60}).compute()
 
 
 def test_processes_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainings, "WAIT", 0.05)
     settings = {**SMALL, "algorithms": ("sgd", "rsgd")}
-    item = Table1(tmp_path, quick=True, **settings)
-    first = item.cells()[0]
-    folder = item.runs / first.name
+    item = TABLE1.open(tmp_path, quick=True, **settings)
+    first = item.work.cells[0]
+    folder = item.work.trainings.folder / first.name
     folder.mkdir(parents=True)
     lock = open(folder / "lock", "w")  # noqa: SIM115 # held until the timer releases it
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -118,7 +121,7 @@ def test_a_training_that_diverges_is_reported_and_the_others_go_on(
         return real(experiment, *rest, **more)
 
     monkeypatch.setattr(trainings, "train", train)
-    item = Table1(tmp_path, quick=True, **{**SMALL, "algorithms": ("sgd", "rsgd")})
+    item = TABLE1.open(tmp_path, quick=True, **{**SMALL, "algorithms": ("sgd", "rsgd")})
     item.compute()
     assert item.table("cells").unique("algorithm") == ["rsgd"]  # type: ignore[union-attr]
     assert any("diverged: the training loss is nan" in remark for remark in item.comparison().remarks)
@@ -131,19 +134,19 @@ def test_wrong_choices_are_refused_before_anything_is_computed(tmp_path: Path) -
         ({"seeds": 0}, "seeds must be >= 1"),
         ({"epochs": -3}, "epochs must be >= 1"),
         ({"limit_data": -1}, "limit_data must be >= 1"),
+        ({"limit_data": 0}, "limit_data must be >= 1"),
     ):
         with pytest.raises(ValueError, match=words):
-            Table1(tmp_path, **options)  # type: ignore[arg-type]
-    assert Table1.options() >= {"rows", "algorithms", "seeds", "epochs", "limit_data", "data", "allow_altered", "runs"}
+            TABLE1.open(tmp_path, **options)  # type: ignore[arg-type]
 
 
 def test_runs_can_be_shared_between_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wideflat.experiments.fig4 import Fig4
+    from wideflat.experiments.fig4 import ITEM as FIG4
 
     rows = {"rows": ("cifar10-smallconvnet",), "runs": tmp_path / "runs"}
-    Table1(tmp_path / "table1", quick=True, **SMALL, **rows).compute()  # type: ignore[arg-type]
+    TABLE1.open(tmp_path / "table1", quick=True, **SMALL, **rows).compute()  # type: ignore[arg-type]
     monkeypatch.setattr(trainings, "train", lambda *a, **k: pytest.fail("trained again"))
-    figure = Fig4(tmp_path / "fig4", quick=True, sigmas=(0.0, 0.5), **SMALL, **rows)  # type: ignore[arg-type]
+    figure = FIG4.open(tmp_path / "fig4", quick=True, sigmas=(0.0, 0.5), **SMALL, **rows)  # type: ignore[arg-type]
     figure.compute()
     assert len(figure.table("profiles")) == 2  # type: ignore[arg-type]
     assert Run.open(next((tmp_path / "runs").iterdir())).result() is not None

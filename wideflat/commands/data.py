@@ -5,16 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from wideflat.commands import UsageError, usage
 from wideflat.data import CATALOGUE, DataError, check, fetch, find, search_folders
 from wideflat.data.catalogue import DressCoat, specification
+from wideflat.experiments.options import MaybePath
+from wideflat.report.terminal import print_table
 
 __all__ = ["Command"]
+
+#: Colours on a screen.
+STYLES = {
+    "ok": "green",
+    "embedded": "green",
+    "altered": "yellow",
+    "not found": "dim",
+    **dict.fromkeys(("missing", "truncated", "unreadable"), "red"),
+}
 
 
 @dataclasses.dataclass
@@ -37,17 +47,18 @@ class Command:
     """What to do."""
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Data sets: cifar10, cifar100, tiny-imagenet, fashion-mnist, dress-coat. All when left out (not for fetch)."""
-    data: Path | None = None
+    data: MaybePath = None
     """Where they are, or where fetch puts them; by default $WIDEFLAT_DATA, then the usual folders."""
     json: bool = False
     """As JSON."""
 
     def run(self) -> int:
         """Do what was asked for."""
-        names = [specification(name).name for name in self.names] or list(CATALOGUE)
+        with usage():
+            names = [specification(name).name for name in self.names] or list(CATALOGUE)
         if self.action == "fetch":
             if not self.names:
-                raise ValueError(f"say which data sets to fetch: {', '.join(CATALOGUE)}")
+                raise UsageError(f"say which data sets to fetch: {', '.join(CATALOGUE)}")
             return self._fetch(names)
         return self._list(names) if self.action == "list" else self._verify(names)
 
@@ -73,7 +84,7 @@ class Command:
             )
             for row in rows
         ]
-        _print_table(("data set", "where", "download"), table)
+        print_table(("data set", "where", "download"), table, styles=STYLES)
         print(f"\nlooked in: {', '.join(folders)}")
         missing = [row["name"] for row in rows if row["found"] is None]
         if missing:
@@ -81,6 +92,18 @@ class Command:
         return 0
 
     def _verify(self, names: list[str]) -> int:
+        rows = self._reports(names)
+        bad = [row for row in rows if row["status"] != "ok"]
+        if self.json:
+            _print_json({"files": rows, "ok": not bad})
+        else:
+            table = [(row["data"], row["path"], row["status"]) for row in rows]
+            print_table(("data set", "file", "status"), table, styles=STYLES)
+            self._explain(bad)
+        return 1 if bad else 0
+
+    def _reports(self, names: list[str]) -> list[dict[str, Any]]:
+        """One row a file."""
         rows: list[dict[str, Any]] = []
         for name in names:
             try:
@@ -90,11 +113,10 @@ class Command:
                     rows.append({"data": name, "path": "", "status": "missing", "expected": "", "actual": str(error)})
                 continue
             rows += [{"data": name, **dataclasses.asdict(report)} for report in reports]
-        bad = [row for row in rows if row["status"] != "ok"]
-        if self.json:
-            _print_json({"files": rows, "ok": not bad})
-            return 1 if bad else 0
-        _print_table(("data set", "file", "status"), [(row["data"], row["path"], row["status"]) for row in rows])
+        return rows
+
+    def _explain(self, bad: list[dict[str, Any]]) -> None:
+        """What is wrong about files, and how to mend it."""
         for row in bad:
             if not row["path"]:
                 print(f"\n{row['actual']}")
@@ -106,7 +128,6 @@ class Command:
         if mend:
             where = f" --data {self.data}" if self.data is not None else ""
             print(f"\nto mend: wideflat data fetch {' '.join(mend)}{where}")
-        return 1 if bad else 0
 
     def _fetch(self, names: list[str]) -> int:
         done: dict[str, str] = {}
@@ -127,25 +148,3 @@ def _megabytes(size: int) -> str:
 
 def _print_json(value: Any) -> None:
     print(json_module.dumps(value, indent=1))
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: with colours and fitted to the width on a terminal, plain columns elsewhere."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*header, box=None, header_style="bold")
-        colours = {"ok": "green", "altered": "yellow", "not found": "dim", "embedded": "green"}
-        for row in rows:
-            cells = []
-            for cell in row:
-                bad = cell in ("missing", "truncated", "unreadable")
-                colour = "red" if bad else colours.get(cell)
-                cells.append(f"[{colour}]{cell}[/]" if colour else cell)
-            table.add_row(*cells)
-        Console().print(table)
-        return
-    widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
-    for row in [header, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -6,7 +6,6 @@ import importlib
 import json as json_module
 import os
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,12 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+from wideflat.commands import UsageError
 from wideflat.committee import wrong_patterns
 from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
+from wideflat.files import read_npz
 
 __all__ = ["Command", "load_weights"]
 
@@ -42,9 +44,9 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, a checkpoint (with --build), or an .npz file with weights, inputs and targets of committees."""
-    build: str | None = None
+    build: MaybeText = None
     """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
-    sigmas: tuple[float, ...] = ()
+    sigmas: MaybeFloats = None
     """Strengths of the noise; 0, 0.05, ..., 0.5 when left out."""
     noise: Literal["auto", "batch", "example", "pass"] = "auto"
     """What shares one draw of the noise; auto is example for networks of linear layers, else batch. All measure the
@@ -57,25 +59,25 @@ class Command:
     """all, "no batch norm", "no biases", weights, or a regular expression for the names of the perturbed parameters."""
     layers: bool = False
     """One profile for each layer, with noise on that layer alone."""
-    target_stderr: float | None = None
+    target_stderr: MaybeFloat = None
     """Stop at each sigma when its standard error is below this."""
-    max_passes: float | None = None
+    max_passes: MaybeFloat = None
     """Most passes over the data; may be a fraction. 2 when left out (64 with --noise pass)."""
-    epoch: int | None = None
+    epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
     augment: bool = True
     """Of a run: use the augmentation of its training, as the paper does."""
-    data: Path | None = None
+    data: MaybePath = None
     """Of a run: folder with the data set; by default where the run found it."""
-    batch_size: int | None = None
+    batch_size: MaybeInt = None
     """Examples that share the noise; chosen when left out."""
     device: str = "cpu"
     """Where to compute."""
     seed: int = 0
     """Of the noise."""
-    out: Path | None = None
+    out: MaybePath = None
     """Result file; local_energy.json in the run, or beside the checkpoint, when left out."""
-    figure: Path | None = None
+    figure: MaybePath = None
     """Also draw the curve to this file (.png, .pdf, .svg)."""
     compare: tuple[Path, ...] = ()
     """Profiles measured before: print the difference to each, if they are comparable."""
@@ -85,7 +87,7 @@ class Command:
     """Print JSON instead of the table."""
 
     def run(self) -> int:
-        """Measure, print, write."""
+        """Measure, print, write; 1 if a comparison is refused, 130 after Ctrl-C."""
         sigmas = self.sigmas or tuple(np.linspace(0, 0.5, 11).round(3).tolist())
         others = [LocalEnergy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = self.out or self._default_out()
@@ -94,18 +96,22 @@ class Command:
             profile.save(out if not layer else out.with_name(f"{out.stem}-{layer}{out.suffix}"))
         if self.figure is not None:
             _draw(profiles, self.figure)
-        if self.json:
-            print(json_module.dumps({name or "all": profile.to_dict() for name, profile in profiles.items()}, indent=2))
-        else:
-            for layer, profile in profiles.items():
-                print((f"{layer}\n" if layer else "") + str(profile))
-            print(f"result: {out}" if "" in profiles else f"results: {out.with_name(f'{out.stem}-LAYER{out.suffix}')}")
-            if self.figure is not None:
-                print(f"figure: {self.figure}")
+        self._print(profiles, out)
         if "" in profiles:
             for path, other in zip(self.compare, others, strict=True):
-                _print_comparison(profiles[""], other, path, self.force)
+                comparable = _print_comparison(profiles[""], other, path, self.force)
+                code = code or (0 if comparable else 1)
         return code
+
+    def _print(self, profiles: dict[str, LocalEnergy], out: Path) -> None:
+        if self.json:
+            print(json_module.dumps({name or "all": profile.to_dict() for name, profile in profiles.items()}, indent=2))
+            return
+        for layer, profile in profiles.items():
+            print((f"{layer}\n" if layer else "") + str(profile))
+        print(f"result: {out}" if "" in profiles else f"results: {out.with_name(f'{out.stem}-LAYER{out.suffix}')}")
+        if self.figure is not None:
+            print(f"figure: {self.figure}")
 
     def _profiles(self, sigmas: tuple[float, ...]) -> tuple[dict[str, LocalEnergy], int]:
         """The profiles by layer ("" for all of the network), and the exit code."""
@@ -143,7 +149,7 @@ class Command:
         from wideflat.training.runs import Run
 
         if self.path.is_file() and not (self.path.parent / "config.json").exists():
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
                 "training data"
             )
@@ -172,20 +178,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
             ``state_dict``, ``model_state_dict`` or ``model`` of a larger dictionary. Prefixes that wrappers add to the
             names (``module.``, ``_orig_mod.``) are taken off.
     """
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state: Any = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no checkpoint {path}") from None
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint of tensors: {str(error).splitlines()[0]} "
-            "(files that contain other objects are not loaded; save the model's state_dict())"
-        ) from None
+    state = _read_checkpoint(path)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -200,16 +193,27 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ValueError(f"{path} does not fit the model: {error}") from None
 
 
+def _read_checkpoint(path: Path) -> Any:
+    """What is in a checkpoint; never anything but tensors and plain values."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no checkpoint {path}") from None
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint of tensors: {str(error).splitlines()[0]} "
+            "(files that contain other objects are not loaded; save the model's state_dict())"
+        ) from None
+
+
 def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     """The exact profile of the committee machines in an .npz file: mean over solutions, with its standard error."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
-            if missing:
-                raise ValueError(f"{path} has no array {', '.join(missing)}; expected weights, inputs and targets")
-            weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npz file ({error})") from None
+    arrays = read_npz(path, "weights", "inputs", "targets")
+    weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
     weights = weights.reshape(-1, *weights.shape[-2:])
     values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
     count = len(values)
@@ -240,16 +244,16 @@ def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
 def _function(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
     if not module or not function:
-        raise ValueError(f"--build must be module:function, got {name!r}")
+        raise UsageError(f"--build must be module:function, got {name!r}")
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
-        raise ValueError(f"--build {name}: {error}. Modules are looked for in the current folder too") from None
+        raise UsageError(f"--build {name}: {error}. Modules are looked for in the current folder too") from None
     finally:
         sys.path.remove(os.getcwd())
     if not callable(found):
-        raise ValueError(f"--build {name}: module {module} has no function {function}")
+        raise UsageError(f"--build {name}: module {module} has no function {function}")
     return found
 
 
@@ -269,13 +273,15 @@ def _draw(profiles: dict[str, LocalEnergy], path: Path) -> None:
     plt.close(figure)
 
 
-def _print_comparison(profile: LocalEnergy, other: LocalEnergy, path: Path, force: bool) -> None:
+def _print_comparison(profile: LocalEnergy, other: LocalEnergy, path: Path, force: bool) -> bool:
+    """Print the difference of two profiles; says whether they are comparable."""
     try:
         difference = profile.compare(other, force=force)
     except ValueError as error:
         print(f"compared with {path}: {str(error).replace('force=True', '--force')}")
-        return
+        return False
     print(f"minus {path}:")
     print(f"{'sigma':>8} {'difference':>11} {'stderr':>10} {'deviations':>10}")
     for row in zip(difference.sigmas, difference.mean, difference.stderr, difference.deviations, strict=True):
         print("{:8.4g} {:11.5f} {:10.2g} {:10.1f}".format(*row))
+    return True

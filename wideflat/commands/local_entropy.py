@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import tyro
 
+from wideflat.commands import UsageError
 from wideflat.entropy.measure import METHODS, Interrupted, LocalEntropy, local_entropy
-from wideflat.files import atomic_write
+from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
+from wideflat.files import atomic_write, read_npz
 
 __all__ = ["Command", "read_solutions"]
 
@@ -36,16 +37,17 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
-    method: Literal["bp", "tap", "ep", "ep-vector", "sample"] = "bp"
+    method: Method = "bp"
     """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
     hidden units, or sampling (the judge)."""
-    deltas: tuple[float, ...] = ()
-    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 by default."""
+    deltas: MaybeFloats = None
+    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 when left
+    out."""
     compare: bool = False
     """Run all methods, and print log Z of each side by side."""
     on_errors: Literal["keep", "drop"] = "keep"
     """What to do about patterns that a solution gets wrong: count them as constraints, or not (which flatters it)."""
-    first: int | None = None
+    first: MaybeInt = None
     """Only the first so many solutions of the file."""
     particles: int = 256
     """Sampler: particles of a run."""
@@ -55,9 +57,9 @@ class Command:
     """Sampler: moves of each particle at each level."""
     seed: int = 0
     """Sampler: seed."""
-    out: Path | None = None
+    out: MaybePath = None
     """Result file; local_entropy.npz beside the solutions when left out."""
-    figure: Path | None = None
+    figure: MaybePath = None
     """Also draw the curves to this file (.png, .pdf, .svg)."""
     json: bool = False
     """Print JSON instead of the table."""
@@ -65,34 +67,15 @@ class Command:
     def run(self) -> int:
         """Compute, print, write; 1 if some points did not converge, 130 after Ctrl-C."""
         if self.first is not None and self.first < 1:
-            raise ValueError(f"--first must be at least 1, got {self.first}")
+            raise UsageError(f"--first must be at least 1, got {self.first}")
         source = self.path / "solutions.npz" if self.path.is_dir() else self.path
         weights, inputs, targets = read_solutions(source)
         if self.first is not None and weights.dim() == 3:
             weights = weights[: self.first]
         out = self.out or source.with_name("local_entropy.npz")
-        code = 0
-        try:
-            curve = local_entropy(
-                weights,
-                inputs,
-                targets,
-                deltas=self.deltas or None,
-                method=self.method,
-                compare=self.compare,
-                on_errors=self.on_errors,
-                particles=self.particles,
-                runs=self.runs,
-                sweeps=self.sweeps,
-                seed=self.seed,
-                progress=True,
-            )
-        except Interrupted as interrupted:
-            if interrupted.curve is None:
-                raise
-            print("wideflat: interrupted; these are the points that were finished", file=sys.stderr)
-            # a whole result that is there already stays
-            curve, code, out = interrupted.curve, 130, out.with_suffix(".interrupted.npz")
+        curve, code = self._compute(weights, inputs, targets)
+        if code:  # a whole result that is there already stays
+            out = out.with_suffix(".interrupted.npz")
         curve.save(out)
         if self.figure is not None:
             _draw(curve, self.figure)
@@ -108,26 +91,40 @@ class Command:
             print(f"wideflat: {missing} points did not converge; they are marked and not drawn", file=sys.stderr)
         return code or (1 if missing else 0)
 
+    def _compute(self, weights: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[LocalEntropy, int]:
+        """The curve and 0, or what was finished of it and 130."""
+        try:
+            curve = local_entropy(
+                weights,
+                inputs,
+                targets,
+                deltas=self.deltas,
+                method=self.method,
+                compare=self.compare,
+                on_errors=self.on_errors,
+                particles=self.particles,
+                runs=self.runs,
+                sweeps=self.sweeps,
+                seed=self.seed,
+                progress=True,
+            )
+        except Interrupted as interrupted:
+            if interrupted.curve is None:
+                raise
+            print("wideflat: interrupted; these are the points that were finished", file=sys.stderr)
+            return interrupted.curve, 130
+        return curve, 0
+
 
 def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights, inputs and targets of an .npz file. Nothing in it is executed."""
     try:
-        with open(path, "rb") as file, _plain_arrays(file, path) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError(f"{path} is one array; expected an .npz file with weights, inputs and targets")
-            missing = [name for name in ("weights", "inputs", "targets") if name not in archive.files]
-            if missing:
-                raise ValueError(
-                    f"{path} has no array {' and no '.join(missing)}; expected weights, inputs and targets, got "
-                    f"{', '.join(archive.files) or 'nothing'}"
-                )
-            weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
+        arrays = read_npz(path, "weights", "inputs", "targets")
     except FileNotFoundError:
         raise FileNotFoundError(
             f"there is no {path}; expected a run directory of `wideflat train committee-...` or an .npz file"
         ) from None
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npz file ({error})") from error
+    weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
     return weights, inputs, targets
 
 
@@ -206,10 +203,3 @@ def _draw(curve: LocalEntropy, path: Path) -> None:
             figure.savefig(file, format=suffix, dpi=150)
     finally:
         plt.close(figure)
-
-
-def _plain_arrays(file: IO[bytes], path: Path) -> Any:
-    try:
-        return np.load(file, allow_pickle=False)
-    except ValueError as error:  # a pickle, or something that is no NumPy file at all
-        raise ValueError(f"{path} is not an .npz file of plain arrays ({error})") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json as json_module
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from wideflat.report.collect import collect, print_summary, write_report
+from wideflat.commands.findings import collect, print_summary, record, write_report
 
 __all__ = ["Command"]
 
@@ -21,21 +22,26 @@ class Command:
     local-entropy results and committee solutions. The page works offline and holds everything it shows.
 
     Examples:
-        wideflat report runs
-        wideflat report runs/a runs/b reproduction/fig1 --out comparison.html --title "Before and after"
+      wideflat report runs
+      wideflat report runs/a runs/b reproduction/fig1 --out comparison.html --title "Before and after"
     """
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
     """Run directories, result files, or folders of them."""
     out: Path = Path("report.html")
     """The page to write."""
     title: str = "wideflat report"
     """Its heading."""
+    json: bool = False
+    """Print the summary as JSON."""
 
     def run(self) -> int:
         """Write the page and print its summary."""
         found = collect(self.paths)
         write_report(found, self.out, self.title)
+        if self.json:
+            print(json_module.dumps(record(found, self.out), default=str))
+            return 0
         print_summary(found)
         for name, reason in found.unread.items():
             print(f"not read: {name}: {reason}")

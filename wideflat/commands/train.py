@@ -14,6 +14,7 @@ import tyro
 
 from wideflat import data as data_sets
 from wideflat.algorithms import ALGORITHMS, having
+from wideflat.commands import UsageError, usage
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.interruption import Interrupted
@@ -187,14 +188,15 @@ class Command:
         if self.preset.startswith("committee-"):
             return self._run_committee()
         if self.set:
-            raise ValueError(
+            raise UsageError(
                 "--set is for the committee machine; the presets of Table 1 have an option for each change"
             )
         if self.preset not in PRESETS:
-            raise ValueError(
+            raise UsageError(
                 f"there is no preset {self.preset!r}. {nearest(self.preset, [*PRESETS, *committee_settings()])}"
             )
-        cell, changed = self._cell()
+        with usage():
+            cell, changed = self._cell()
         name = f"{self.preset}-{self.algorithm}" + ("-as-coded" if self.as_coded else "")
         out = self._out(name, changed)
         if self.fault_tolerant and self.replica is None:
@@ -249,7 +251,8 @@ class Command:
 
     def _supervise(self, cell: Preset, out: Path) -> int:
         """Start a job for each replica on this machine, and again when it dies."""
-        refuse_rigid(cell)
+        with usage():
+            refuse_rigid(cell)
 
         def command(a: int, lighthouse: str) -> list[str]:
             job = dataclasses.replace(self, replica=a, lighthouse=lighthouse, out=out, host="127.0.0.1", json=False)
@@ -290,14 +293,14 @@ class Command:
     def _run_committee(self) -> int:
         """Train a setting of the committee machine."""
         if self.preset not in committee_settings():
-            raise ValueError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
+            raise UsageError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
         options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded")
         unused = [name for name in options if getattr(self, name) not in (None, False)]
         if self.algorithm != Command.algorithm:
             unused = unused or ["algorithm"]
         if unused:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-            raise ValueError(
+            raise UsageError(
                 f"{names} is not for the committee machine: its settings are `wideflat presets {self.preset}`"
             )
         return train_committee(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wideflat import committee
+from wideflat.commands import UsageError, usage
 from wideflat.data import dress_coat
 from wideflat.interruption import terminated_like_interrupted
 from wideflat.training.runs import Run
@@ -43,10 +44,11 @@ def train_committee(
         json: Print JSON.
     """
     if restarts < 1:
-        raise ValueError(f"--restarts must be >= 1, got {restarts}")
+        raise UsageError(f"--restarts must be >= 1, got {restarts}")
     name = preset.removeprefix("committee-")
-    changed = committee.changes_from(changes)
-    setting = committee.SETTINGS[name].replace(**changed)
+    with usage():
+        changed = committee.changes_from(changes)
+        setting = committee.SETTINGS[name].replace(**changed)
     seeds = range(seed * 1_000_000, seed * 1_000_000 + restarts)
     options = {"seed": seed, "seeds": [seeds[0], seeds[-1]], "draw": draw, "patterns": patterns}
     run = Run.create(

@@ -186,8 +186,6 @@ class Setting:
         """
         return dataclasses.replace(self, **changes)
 
-    but = replace  # the name it had
-
     def identity(self) -> dict[str, Any]:
         """All options that a training depends on: settings that agree in them give the same solutions."""
         return {name: value for name, value in vars(self).items() if name not in ("note", "typical_epochs")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +15,10 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """An endless stream of batches that is read one epoch at a time.
+    """The batches of every epoch of a training.
 
-    ``for images, targets in batches`` gives the batches of one epoch and ends; the next loop gives the next epoch. A
-    loop that is left early goes on where it was left. Every random number is a function of (seed, replica, epoch,
-    batch), so the state is two counters, and a restored stream goes on bit for bit.
+    Every random number is a function of (seed, replica, epoch, batch): any batch can be asked for at any time, there is
+    no state to save, and a training that goes on in the middle of an epoch sees what it would have seen.
 
     Images are float32, (n, C, H, W), channels last in memory, on ``device``. The last batch of an epoch is smaller
     where the batch size does not divide the number of images, as with ``torch.utils.data.DataLoader``.
@@ -41,15 +39,12 @@ class Batches:
         >>> pixels = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1)
         >>> part = ImageSplit(pixels, torch.arange(10))
         >>> data = ImageData.of("digits", tuple("0123456789"), part, part)
-        >>> stream = Batches(data, batch_size=4, seed=1)
-        >>> [len(targets) for images, targets in stream]
-        [4, 4, 2]
-        >>> stream.epoch, len(stream)
-        (1, 3)
-        >>> again = Batches(data, batch_size=4, seed=1)
-        >>> again.load_state_dict(stream.state_dict())
-        >>> all(torch.equal(a, b) for (_, a), (_, b) in zip(stream, again))
-        True
+        >>> batches = Batches(data, batch_size=4, seed=1)
+        >>> [len(targets) for images, targets in batches.epoch(0)], len(batches)
+        ([4, 4, 2], 3)
+        >>> first, second = (torch.cat([targets for _, targets in batches.epoch(k)]) for k in range(2))
+        >>> torch.equal(first, second), torch.equal(first.sort().values, second.sort().values)
+        (False, True)
     """
 
     def __init__(
@@ -76,9 +71,6 @@ class Batches:
         self.shuffle = split == "train" if shuffle is None else shuffle
         self.drop_last = drop_last
         self.device = torch.device(device)
-        #: Epochs finished, and batches given out of the present one.
-        self.epoch = 0
-        self.position = 0
         self._pixels = part.images.permute(0, 2, 3, 1).contiguous()  # a view, not a copy, where loaded by wideflat
         self._targets = part.targets
         self._generator = torch.Generator()
@@ -91,23 +83,12 @@ class Batches:
         whole, rest = divmod(len(self._targets), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    @property
-    def num_images(self) -> int:
-        """Images in an epoch."""
-        return min(len(self) * self.batch_size, len(self._targets))
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rest of the present epoch."""
-        epoch = self.epoch
-        while self.epoch == epoch:
-            batch = self.batch(self.epoch, self.position)
-            self.position += 1
-            if self.position == len(self):
-                self.epoch, self.position = self.epoch + 1, 0
-            yield batch
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and targets of every batch of an epoch, in order."""
+        return (self.batch(number, position) for position in range(len(self)))
 
     def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
-        """Images and targets of one batch, wherever the stream stands."""
+        """Images and targets of one batch of an epoch."""
         if not 0 <= position < len(self):
             raise IndexError(f"batch must lie in 0 to {len(self) - 1}, got {position}")
         start = position * self.batch_size
@@ -122,27 +103,6 @@ class Batches:
         self._generator.manual_seed(derive_seed(self.seed, "augmentation", self.replica, epoch, position))
         images = self.augment(pixels.to(self.device, non_blocking=True), self.data.mean, self.data.std, self._generator)
         return images, targets.to(self.device, non_blocking=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, and what it would be wrong to change: numbers only."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "seed": self.seed,
-            "replica": self.replica,
-            "batch_size": self.batch_size,
-            "num_images": len(self._targets),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a stream with the same settings stood."""
-        mine = self.state_dict()
-        for key in ("seed", "replica", "batch_size", "num_images"):
-            if state[key] != mine[key]:
-                raise ValueError(
-                    f"the saved stream has {key} {state[key]}, this one {mine[key]}: it would not be the same stream"
-                )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def _shuffled(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:

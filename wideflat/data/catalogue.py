@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import os
+import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from wideflat.data import dress_coat
 from wideflat.data.cifar import CIFAR10, CIFAR100, Cifar
 from wideflat.data.fashion_mnist import FASHION_MNIST, FashionMnist
 from wideflat.data.folders import cache_folder, search_folders
 from wideflat.data.images import ImageData, ImageSplit
 from wideflat.data.published import DataError, FileReport, PublishedFile
 from wideflat.data.tiny_imagenet import TINY_IMAGENET, TinyImageNet
+from wideflat.files import atomic_write
 
 __all__ = ["CATALOGUE", "FACTS", "DressCoat", "Facts", "check", "fetch", "find", "load"]
 
@@ -34,21 +38,15 @@ class DressCoat:
     @property
     def place(self) -> Path:
         """The file in the package."""
-        from wideflat.data import dress_coat
-
         return dress_coat.FILE
 
     def check(self) -> list[FileReport]:
         """The embedded file, compared with what was embedded."""
-        from wideflat.data import dress_coat
-
         return [PublishedFile(dress_coat.FILE.name, None, f"sha256:{dress_coat.SHA256}").check(dress_coat.FILE)]
 
     def load(self) -> ImageData:
         """All binarised images, black and white; target 0 is Dress, 1 is Coat."""
-        from wideflat.data import dress_coat
-
-        inputs, targets, test_inputs, test_targets = dress_coat._images()
+        inputs, targets, test_inputs, test_targets = dress_coat.images()
 
         def part(patterns: np.ndarray, signs: np.ndarray) -> ImageSplit:
             pixels = np.where(patterns > 0, 255, 0).astype(np.uint8).reshape(-1, 1, 28, 28)
@@ -233,14 +231,9 @@ def _unpack(data: Cifar, archive: Path, target: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    from wideflat.files import atomic_write
-
     with atomic_write(path, "wb") as file:
         file.write(content)
 
 
 def _can_show_progress() -> bool:
-    import importlib.util
-    import sys
-
     return sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None

@@ -11,7 +11,7 @@ import torch
 
 from wideflat.data.patterns import Patterns
 
-__all__ = ["COUNTS", "load"]
+__all__ = ["COUNTS", "FILE", "SHA256", "images", "load"]
 
 #: The embedded images, 98 bytes each, made by ``tools/make_dress_coat.py``.
 FILE = Path(__file__).with_name("dress_coat.npy")
@@ -49,7 +49,7 @@ def load(size: int | None = 500, draw: str = "balanced", seed: int = 0) -> Patte
     """
     if draw not in ("balanced", "random"):
         raise ValueError(f'draw must be "balanced" or "random", got {draw!r}')
-    inputs, targets, test_inputs, test_targets = _images()
+    inputs, targets, test_inputs, test_targets = images()
     shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(inputs))
     if draw == "balanced":
         dress, coat = shuffled[targets[shuffled] > 0], shuffled[targets[shuffled] < 0]
@@ -72,7 +72,7 @@ def load(size: int | None = 500, draw: str = "balanced", seed: int = 0) -> Patte
 
 
 @functools.cache
-def _images() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def images() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """All embedded images as +-1 in int8, with their targets: training inputs and targets, test inputs and targets."""
     content = FILE.read_bytes()
     digest = hashlib.sha256(content).hexdigest()

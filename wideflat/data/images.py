@@ -116,6 +116,23 @@ class ImageData:
 
         return dataclasses.replace(self, train=first(self.train, train), test=first(self.test, test))
 
+    def limited(self, limit: int | None, whole_test: bool = False) -> ImageData:
+        """At most the first ``limit`` images of each part; all of them where it is None.
+
+        Args:
+            limit: How many, at most.
+            whole_test: Leave the test part whole.
+
+        Example:
+            >>> part = ImageSplit(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))
+            >>> data = ImageData.of("zeros", ("0",), part, part)
+            >>> [(len(cut.train), len(cut.test)) for cut in (data.limited(2), data.limited(9), data.limited(2, True))]
+            [(2, 2), (3, 3), (2, 3)]
+        """
+        if limit is None:
+            return self
+        return self.subset(min(limit, len(self.train)), None if whole_test else min(limit, len(self.test)))
+
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over all images and pixels, in units of the full range.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_npz
 
 __all__ = ["Patterns", "binarize", "check_patterns"]
 
@@ -65,14 +64,7 @@ class Patterns:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Patterns:
         """Read an ``.npz`` file with ``inputs``, ``targets`` and, if wanted, ``test_inputs`` and ``test_targets``."""
-        try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
-        except (zipfile.BadZipFile, EOFError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} is not a whole .npz file of plain arrays ({error}); "
-                "write one with numpy.savez(path, inputs=..., targets=...)"
-            ) from error
+        arrays = read_npz(path)
         missing = {"inputs", "targets"} - arrays.keys()
         if missing:
             found = ", ".join(sorted(arrays)) or "nothing"

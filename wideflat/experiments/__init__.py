@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wideflat.experiments.experiment import Experiment
+    from wideflat.experiments.experiment import Item
 
 __all__ = ["ITEMS", "item"]
 
-#: Every table and figure: the module that makes it (its class has the module's name, capitalised) and what it shows.
+#: Every table and figure: its module, whose ``ITEM`` it is, and what it shows.
 ITEMS: dict[str, str] = {
     "fig1": "committee machine: local entropy, local energy and test error of the five settings",
     "table1": "test errors of eight pairs of data set and architecture, four algorithms each",
@@ -23,13 +23,13 @@ ITEMS: dict[str, str] = {
 }
 
 
-def item(name: str) -> type[Experiment]:
-    """The class of an item, by its name on the command line.
+def item(name: str) -> Item:
+    """A table or figure by its name on the command line.
 
     Example:
-        >>> item("fig1").name
-        'fig1'
+        >>> item("fig1").title
+        'Figure 1: flatness and generalisation of a committee machine'
     """
     if name not in ITEMS:
         raise ValueError(f"there is no item {name!r}; there are {', '.join(ITEMS)}")
-    return getattr(importlib.import_module(f"wideflat.experiments.{name}"), name.capitalize())
+    return importlib.import_module(f"wideflat.experiments.{name}").ITEM

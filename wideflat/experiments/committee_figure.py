@@ -13,37 +13,59 @@ Tables:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from tyro.conf import arg
 
 from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
 from wideflat.data.patterns import Patterns
 from wideflat.energy.measure import committee_local_energy
-from wideflat.entropy.measure import DELTAS, LocalEntropy, local_entropy
-from wideflat.experiments.correlation import spearman
-from wideflat.experiments.experiment import Comparison
-from wideflat.experiments.pieces import Answer, PieceExperiment, Workers
+from wideflat.entropy.measure import DELTAS, METHODS, LocalEntropy, local_entropy
+from wideflat.experiments import committee_charts
+from wideflat.experiments.committee_charts import AT_DISTANCE, AT_SIGMA
+from wideflat.experiments.experiment import Comparison, Experiment, Item
+from wideflat.experiments.options import MaybeFloats, MaybeInt, Method, Options
 from wideflat.experiments.sweep import FolderInUse
 from wideflat.experiments.table import Table
+from wideflat.experiments.workers import Answer, Workers, report_lost
 from wideflat.files import hold
-from wideflat.report.chart import Chart, Series
+from wideflat.report.chart import Chart
 
-__all__ = ["Case", "CommitteeFigure"]
+__all__ = ["Case", "CommitteeFigure", "CommitteeOptions", "CommitteeWork", "Group"]
 
-#: Where solutions are compared by a single number: d/D for Phi, sigma for dE. sigma^2/2 is the d/D of the same noise.
-AT_DISTANCE = 0.125
-AT_SIGMA = 0.5
-
-METHODS = {"bp": "belief propagation", "ep": "expectation propagation", "tap": "TAP", "sample": "sampling"}
+#: Noise strengths of the local energy.
+SIGMAS = tuple(np.linspace(0, 1, 21).round(3).tolist())
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass
+class CommitteeOptions(Options):
+    """Options of the items about the committee machine."""
+
+    restarts: MaybeInt = None
+    """Restarts of each setting on each draw, divided over the training subsets; 50 when left out (quick: 4)."""
+    subsets: MaybeInt = None
+    """How many training subsets are drawn; 3 when left out (quick: 1)."""
+    draws: tuple[Literal["balanced", "random"], ...] = ("balanced",)
+    """How each of them is drawn."""
+    size: int = 500
+    """Training patterns of a subset."""
+    methods: Annotated[
+        tuple[Method, ...] | None, arg(metavar=f"{{{','.join(METHODS)}}} ...", help_behavior_hint="")
+    ] = None
+    """How the local entropy is computed; bp and ep when left out (quick: bp)."""
+    deltas: MaybeFloats = None
+    """Variances of the Gaussian at the points of the local-entropy curves; 13 from 0.01 to 3 when left out."""
+    sigmas: MaybeFloats = None
+    """Noise strengths of the local energy; 0, 0.05, ..., 1 when left out."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     """One curve of the figure.
 
@@ -58,7 +80,7 @@ class Case:
     restarts: int
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Group:
     """Solutions that share their training patterns: a case on a training subset."""
 
@@ -68,62 +90,46 @@ class Group:
 
     @property
     def name(self) -> str:
+        """Of the piece of work that it is."""
         return f"{self.draw}-{self.subset}-{self.case.label}"
 
     @property
     def key(self) -> dict[str, object]:
+        """What the tables say of it."""
         return {"draw": self.draw, "subset": self.subset, "setting": self.case.label}
 
 
 _Measured = tuple[Group, Solutions, dict[str, LocalEntropy | None]]
 
 
-class CommitteeFigure(PieceExperiment):
-    """The experiment behind Figures 1 and 6.
+class CommitteeWork:
+    """Trains and measures committee machines: the work of Figures 1 and 6.
 
     A training of many restarts is spread over the cores by itself, so on one machine everything is computed in this
     process, unless a number of workers is asked for. On a cluster each setting on each subset is a job.
 
     Args:
         folder: Where everything goes.
-        quick: The reduced form.
-        data: Not used: the patterns are embedded.
-        seed: Added to the seeds of the training subsets.
-        subsets: How many training subsets are drawn.
-        draws: How each is drawn: ``"balanced"``, ``"random"`` or both.
-        size: How many training patterns a subset has.
-        deltas: Variances of the prior of the local entropy.
-        sigmas: Noise strengths of the local energy.
-        methods: How the local entropy is computed.
+        options: What was chosen.
+        quick: Whether the rest is that of the reduced form.
+        provenance: Says where the numbers of a table come from.
     """
 
-    cases: list[Case]
-    #: Labels of the cases that the others are compared with.
-    references: tuple[str, ...] = ()
-
     def __init__(
-        self,
-        folder: Path,
-        quick: bool = False,
-        data: Path | None = None,
-        seed: int = 0,
-        subsets: int = 3,
-        draws: Sequence[str] = ("balanced",),
-        size: int = 500,
-        deltas: Sequence[float] = DELTAS,
-        sigmas: Sequence[float] = tuple(np.linspace(0, 1, 21).round(3).tolist()),
-        methods: Sequence[str] = ("bp", "ep"),
+        self, folder: Path, options: CommitteeOptions, quick: bool, provenance: Callable[..., dict[str, Any]]
     ) -> None:
-        super().__init__(folder, quick, data, seed)
-        self.subsets, self.draws, self.size = subsets, tuple(draws), size
-        self.deltas, self.sigmas, self.methods = tuple(deltas), tuple(sigmas), tuple(methods)
+        self.folder, self.seed, self.size, self.provenance = folder, options.seed, options.size, provenance
+        self.cases: list[Case] = []
+        self.subsets = options.subsets or (1 if quick else 3)
+        self.draws = tuple(options.draws)
+        self.methods: tuple[str, ...] = tuple(options.methods or (("bp",) if quick else ("bp", "ep")))
+        self.deltas = tuple(options.deltas or DELTAS)
+        self.sigmas = tuple(options.sigmas or SIGMAS)
 
     def cost(self) -> str:
         """In words."""
         count = sum(case.restarts for case in self.cases) * self.subsets * len(self.draws)
         return f"{count} trainings of a committee machine and their local entropy"
-
-    # ---- compute
 
     def groups(self) -> Iterator[Group]:
         """All cases on all training subsets, one case after the other: the last may take much longer than the rest."""
@@ -132,42 +138,33 @@ class CommitteeFigure(PieceExperiment):
                 for subset in range(self.subsets):
                     yield Group(case, draw, subset)
 
-    def distribute(self, workers: Workers, options: Mapping[str, Any]) -> None:
-        """Let other processes compute the pieces, where that is better."""
-        if workers.engine != "local" or workers.count is not None:
-            super().distribute(workers, options)
-
-    def compute(self) -> None:
+    def compute(self, experiment: Experiment, workers: Workers | None = None) -> None:
         """Train and measure each group, write the tables after each: what is there can always be drawn."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        answers: dict[str, Answer] = {}
         with open(self.folder / "lock", "w") as lock:
             if not hold(lock):
                 raise FolderInUse(f"another process is computing {self.folder}: wait for it, or give another --out")
-            lost: set[str] = set()
-            if self.workers is not None:
-                missing = [group.name for group in self.groups() if self._measured(group) is None]
-                answers = self.ask_workers(missing, self._write_what_is_there)
-                lost = {name for name, answer in answers.items() if answer.state == "failed"}
+            if workers is not None and (workers.engine != "local" or workers.count is not None):
+                missing = [group.name for group in self.groups() if self.measured(group) is None]
+                answers = workers.compute(experiment, missing, self._write_what_is_there)
+            lost = {name for name, answer in answers.items() if answer.state == "failed"}
             done: list[_Measured] = []
             for group in self.groups():
                 if group.name not in lost:
                     done.append(self._do(group))
                     self._write_tables(done)
-        self.report_lost()
+        report_lost(experiment.name, answers)
 
-    def do_piece(self, name: str) -> Answer:
+    def compute_piece(self, name: str) -> Answer:
         """Train and measure the group of this name."""
         for group in self.groups():
             if group.name == name:
                 self._do(group)
                 return Answer("done")
-        raise ValueError(f"{self.name} has no setting {name!r}")
+        raise ValueError(f"there is no setting {name!r}; there are {', '.join(group.name for group in self.groups())}")
 
-    def _do(self, group: Group) -> _Measured:
-        solutions = self._train(group)
-        return group, solutions, {method: self._entropy(group, solutions, method) for method in self.methods}
-
-    def _measured(self, group: Group) -> _Measured | None:
+    def measured(self, group: Group) -> _Measured | None:
         """A group that is trained and measured; None if anything of it is missing."""
         solutions = self._trained(group)
         if solutions is None or _missing(group, solutions):
@@ -177,8 +174,11 @@ class CommitteeFigure(PieceExperiment):
             return None
         return group, solutions, curves
 
-    def _write_what_is_there(self) -> None:
-        self._write_tables([measured for group in self.groups() if (measured := self._measured(group)) is not None])
+    def _do(self, group: Group) -> _Measured:
+        solutions = self._train(group)
+        return group, solutions, {method: self._entropy(group, solutions, method) for method in self.methods}
+
+    # ---- solutions and curves, in files
 
     def _path(self, group: Group, ending: str) -> Path:
         return self.folder / "solutions" / f"{group.draw}-{group.subset}" / f"{group.case.label}{ending}"
@@ -254,6 +254,11 @@ class CommitteeFigure(PieceExperiment):
         fit = len(curves.phi) == sum(solutions.solved) and curves.deltas.tolist() == list(self.deltas)
         return curves if fit else None
 
+    # ---- tables
+
+    def _write_what_is_there(self) -> None:
+        self._write_tables([measured for group in self.groups() if (measured := self.measured(group)) is not None])
+
     def _write_tables(self, done: Sequence[_Measured]) -> None:
         about = self.provenance(size=self.size, settings={g.case.label: g.case.setting.identity() for g, _, _ in done})
         restarts = Table(
@@ -268,33 +273,14 @@ class CommitteeFigure(PieceExperiment):
         )
         energy = Table(["draw", "subset", "setting", "seed", "sigma", "energy"], provenance=about)
         for group, solutions, curves in done:
-            profiles = committee_local_energy(
-                solutions.weights, solutions.inputs, solutions.targets, [*self.sigmas, AT_SIGMA]
-            )
+            phis = self._add_entropies(entropy, group, solutions, curves)
+            energies = self._add_energies(energy, group, solutions)
             overlap = _unit_overlap(solutions.weights)
             for r, seed in enumerate(solutions.seeds):
-                key = {**group.key, "seed": seed}
-                for sigma, value in zip(self.sigmas, profiles[r], strict=False):
-                    energy.add(**key, sigma=sigma, energy=value)
-                phis = {}
-                position = sum(solutions.solved[:r])
-                for method, curve in curves.items():
-                    if curve is None or not solutions.solved[r]:
-                        continue
-                    for t, delta in enumerate(self.deltas):
-                        entropy.add(
-                            **key,
-                            method=method,
-                            delta=delta,
-                            distance=curve.relative_distance[position, t],
-                            phi=curve.phi[position, t],
-                            log_z=curve.log_z[position, t],
-                            converged=curve.converged[position, t],
-                        )
-                    phis[f"phi_{method}"] = curve.at(AT_DISTANCE)[position]
                 restarts.add(
-                    **key,
-                    **phis,
+                    **group.key,
+                    seed=seed,
+                    **phis[r],
                     epochs=solutions.epochs[r],
                     stop=solutions.stop[r],
                     reached=solutions.reached[r],
@@ -304,188 +290,49 @@ class CommitteeFigure(PieceExperiment):
                     test_error=solutions.test_error[r],
                     balanced_test_error=solutions.balanced_test_error[r],
                     unit_overlap=overlap[r],
-                    energy=profiles[r, -1],
+                    energy=energies[r],
                 )
         for name, table in (("entropy", entropy), ("energy", energy), ("restarts", restarts)):
             table.save(self.folder / f"{name}.csv")
 
-    # ---- draw
-
-    def charts(self) -> list[Chart]:
-        """For each draw: local entropy by each method, local energy, test error, balanced test error."""
-        restarts, entropy, energy = (self.table(name) for name in ("restarts", "entropy", "energy"))
-        if restarts is None or entropy is None or energy is None:
-            return []
-        charts = []
-        for draw in restarts.unique("draw"):
-            few = draw if len(restarts.unique("draw")) > 1 else ""
-            ending = f", {draw} draw" if few else ""
-            mine = restarts.where(draw=draw)
-            settings = mine.unique("setting")
-            for method in entropy.unique("method"):
-                curves = entropy.where(draw=draw, method=method)
-                charts.append(
-                    Chart(
-                        f"entropy-{method}-{draw}",
-                        f"Local entropy by {METHODS[method]}{ending}",
-                        "distance d/D",
-                        "Φ(w, d)",
-                        [_mean_curve(curves.where(setting=setting), setting) for setting in settings],
-                        caption="Mean and standard deviation over solutions without training errors; points that did "
-                        "not converge are left out. Higher is flatter.",
-                    )
-                )
-            charts.append(
-                Chart(
-                    f"energy-{draw}",
-                    f"Local energy{ending}",
-                    "perturbation σ",
-                    "δE, training error",
-                    [_mean_profile(energy.where(draw=draw, setting=setting), setting) for setting in settings],
-                    caption="Mean and standard deviation over restarts; the expectation over the noise is exact. "
-                    "Lower is flatter.",
-                )
-            )
-            for column, title in (("test_error", "Test error"), ("balanced_test_error", "Balanced test error")):
-                series = [Series(name, [], 100 * mine.where(setting=name)[column]) for name in settings]
-                charts.append(
-                    Chart(
-                        f"{column.replace('_', '-')}-{draw}",
-                        f"{title}{ending}",
-                        "",
-                        f"{title.lower()} (%)",
-                        series,
-                        kind="distribution",
-                        caption="Every restart, and their mean and standard deviation.",
-                    )
-                )
-        return charts
-
-    def comparison(self) -> Comparison:
-        """Settings by flatness and test error, their order under each measure, rank correlations of the measures."""
-        restarts = self.table("restarts")
-        methods = self.methods if restarts is None else _methods(restarts)
-        columns = ["draw", "setting", "n", "solved", "with polish", "test error %", "balanced %"]
-        columns += [f"Φ·10³ at d/D {AT_DISTANCE:g} ({method})" for method in methods]
-        columns += [f"δE % at σ {AT_SIGMA:g}", "epochs"]
-        if restarts is None:
-            return Comparison(columns, [], ["Nothing has been computed yet."])
-        rows, differences, remarks = [], [], []
-        for draw in restarts.unique("draw"):
-            mine = restarts.where(draw=draw)
-            for setting in mine.unique("setting"):
-                part = mine.where(setting=setting)
-                rows.append(
-                    [
-                        draw,
-                        setting,
-                        len(part),
-                        _share(part["errors_before"] == 0),
-                        _share(part["train_errors"] == 0),
-                        _mean_and_spread(100 * part["test_error"]),
-                        _mean_and_spread(100 * part["balanced_test_error"]),
-                        *(_mean_and_spread(1e3 * part[f"phi_{method}"], digits=3) for method in methods),
-                        _mean_and_spread(100 * part["energy"], digits=3),
-                        f"{part['epochs'].mean():.0f}",
-                    ]
-                )
-            differences += [[draw, *row] for row in self._differences(mine, methods)]
-            remarks += self.findings(mine, draw)
-        changes = Comparison(
-            [
-                *("draw", "against", "setting", "test error, points"),
-                *(f"Φ·10³ ({method})" for method in methods),
-                "δE, points",
-            ],
-            differences,
-            title="Differences of the means within training subsets ± standard error",
-        )
-        return Comparison(columns, rows, remarks, more=[changes] if differences else [])
-
-    def _differences(self, restarts: Table, methods: Sequence[str]) -> Iterator[list[str]]:
-        """Rows of the settings against each reference."""
-        measures = [("test_error", 100.0), *((f"phi_{method}", 1e3) for method in methods), ("energy", 100.0)]
-        for reference in self.references:
-            for name in restarts.unique("setting"):
-                if name in self.references:
+    def _add_entropies(
+        self, table: Table, group: Group, solutions: Solutions, curves: dict[str, LocalEntropy | None]
+    ) -> list[dict[str, object]]:
+        """The points of the curves of all solutions without errors; returns Phi at one distance, by solution."""
+        phis: list[dict[str, object]] = [{} for _ in solutions.seeds]
+        solved = [r for r in range(len(solutions)) if solutions.solved[r]]  # the curves are of these, in their order
+        for position, r in enumerate(solved):
+            for method, curve in curves.items():
+                if curve is None:
                     continue
-                found = [_difference(restarts, name, reference, column, factor) for column, factor in measures]
-                if any(found):
-                    yield [reference, name, *(f"{x[0]:+.2f} ± {x[1]:.2f}" if x else "–" for x in found)]
+                for t, delta in enumerate(self.deltas):
+                    table.add(
+                        **group.key,
+                        seed=solutions.seeds[r],
+                        method=method,
+                        delta=delta,
+                        distance=curve.relative_distance[position, t],
+                        phi=curve.phi[position, t],
+                        log_z=curve.log_z[position, t],
+                        converged=curve.converged[position, t],
+                    )
+                phis[r][f"phi_{method}"] = curve.at(AT_DISTANCE)[position]
+        return phis
 
-    def findings(self, restarts: Table, draw: str) -> list[str]:
-        """In words: the order of the settings under each measure, and how the measures correlate over all solutions."""
-        methods = _methods(restarts)
-        best_first = {
-            "test error": ("test_error", 1),
-            "balanced test error": ("balanced_test_error", 1),
-            **{f"local entropy ({method})": (f"phi_{method}", -1) for method in methods},
-            "local energy": ("energy", 1),
-        }
-        sentences = []
-        for measure, (column, sign) in best_first.items():
-            means = {
-                name: np.nanmean(restarts.where(setting=name)[column]) if _any(restarts, name, column) else np.nan
-                for name in restarts.unique("setting")
-            }
-            order = sorted((name for name in means if np.isfinite(means[name])), key=lambda name: sign * means[name])
-            sentences.append(f"{draw.capitalize()} draw, best first by {measure}: {', '.join(order)}.")
-        pairs = [
-            *((f"phi_{method}", "energy", f"local entropy ({method}) and local energy") for method in methods),
-            *((f"phi_{method}", "test_error", f"local entropy ({method}) and test error") for method in methods),
-            ("energy", "test_error", "local energy and test error"),
-        ]
-        correlations = []
-        for first, second, words in pairs:
-            found = spearman(restarts[first], restarts[second])
-            correlations.append(f"{words} {found.r:+.2f} (n = {found.n})")
-        sentences.append(f"{draw.capitalize()} draw, rank correlation over all solutions: {'; '.join(correlations)}.")
-        return sentences
-
-
-def _methods(restarts: Table) -> list[str]:
-    """How the local entropies in the table were computed."""
-    return [name.removeprefix("phi_") for name in restarts.columns if name.startswith("phi_")]
-
-
-def _difference(table: Table, setting: str, reference: str, column: str, factor: float) -> tuple[float, float] | None:
-    """How much larger the values of a setting are than those of another, and the standard error of that.
-
-    Means over the training subsets that have at least two values of both: subsets differ by more than settings do.
-    None where there is no such subset.
-    """
-    differences, variances = [], []
-    for subset in table.unique("subset"):
-        both = [factor * table.where(setting=name, subset=subset)[column] for name in (setting, reference)]
-        both = [values[np.isfinite(values)] for values in both]
-        if all(len(values) > 1 for values in both):
-            differences.append(both[0].mean() - both[1].mean())
-            variances.append(sum(values.var(ddof=1) / len(values) for values in both))
-    if not differences:
-        return None
-    return float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
+    def _add_energies(self, table: Table, group: Group, solutions: Solutions) -> list[float]:
+        """The points of the profiles; returns dE at one strength of the noise, by solution."""
+        sigmas = [*self.sigmas, AT_SIGMA]
+        profiles = committee_local_energy(solutions.weights, solutions.inputs, solutions.targets, sigmas)
+        for seed, profile in zip(solutions.seeds, profiles, strict=True):
+            for sigma, value in zip(self.sigmas, profile[:-1], strict=True):
+                table.add(**group.key, seed=seed, sigma=sigma, energy=value)
+        return [float(profile[-1]) for profile in profiles]
 
 
 def _missing(group: Group, there: Solutions | None) -> list[int]:
     """Seeds of the restarts that are not among the solutions."""
     have = set() if there is None else set(there.seeds)
     return [seed for seed in range(group.case.restarts) if seed not in have]
-
-
-def _any(table: Table, setting: str, column: str) -> bool:
-    return bool(np.isfinite(table.where(setting=setting)[column]).any())
-
-
-def _share(flags: np.ndarray) -> str:
-    return f"{int(flags.sum())}/{len(flags)}"
-
-
-def _mean_and_spread(values: np.ndarray, digits: int = 2) -> str:
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return "–"
-    spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{spread}"
 
 
 def _unit_overlap(weights: torch.Tensor) -> np.ndarray:
@@ -496,25 +343,45 @@ def _unit_overlap(weights: torch.Tensor) -> np.ndarray:
     return (off / max(hidden * (hidden - 1), 1)).numpy()
 
 
-def _mean_curve(points: Table, label: str) -> Series:
-    """Mean and spread of local-entropy curves over solutions, on a grid of distances that all of them reach."""
-    points = points.where(converged=True)
-    keys = dict.fromkeys(zip(points["subset"], points["seed"], strict=True))
-    curves = [points.where(subset=subset, seed=seed) for subset, seed in keys]
-    curves = [curve for curve in curves if len(curve) > 1]
-    if not curves:
-        return Series(label, [], [])
-    low = max(curve["distance"].min() for curve in curves)
-    high = min(curve["distance"].max() for curve in curves)
-    if not low < high:
-        return Series(label, [], [])
-    grid = np.geomspace(low, high, 25)
-    values = np.array([np.interp(np.log(grid), np.log(c["distance"]), c["phi"]) for c in curves])
-    return Series(label, grid, values.mean(0), error=values.std(0, ddof=1) if len(values) > 1 else None)
+class CommitteeFigure(Experiment):
+    """Figures 1 and 6.
 
+    Args:
+        item: Which.
+        folder: Where everything goes.
+        options: What was chosen.
+        quick: The reduced form.
+        cases: Makes the curves of the figure of (options, quick, number of training subsets).
+        references: Labels of the cases that the others are compared with.
+    """
 
-def _mean_profile(points: Table, label: str) -> Series:
-    sigmas = points.unique("sigma")
-    values = [points.where(sigma=sigma)["energy"] for sigma in sigmas]
-    spread = [value.std(ddof=1) if len(value) > 1 else 0.0 for value in values]
-    return Series(label, sigmas, [value.mean() for value in values], error=spread)
+    def __init__(
+        self,
+        item: Item,
+        folder: Path,
+        options: CommitteeOptions,
+        quick: bool = False,
+        *,
+        cases: Callable[[Any, bool, int], list[Case]],
+        references: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(item, folder, options, quick)
+        self.references = references
+        self.work: CommitteeWork = CommitteeWork(self.folder, options, quick, self.provenance)
+        self.work.cases = cases(options, quick, self.work.subsets)
+
+    @property
+    def cases(self) -> list[Case]:
+        """The curves of the figure."""
+        return self.work.cases
+
+    def charts(self) -> list[Chart]:
+        """For each draw: local entropy by each method, local energy, test error, balanced test error."""
+        restarts, entropy, energy = (self.table(name) for name in ("restarts", "entropy", "energy"))
+        if restarts is None or entropy is None or energy is None:
+            return []
+        return committee_charts.charts(restarts, entropy, energy)
+
+    def comparison(self) -> Comparison:
+        """Settings by flatness and test error, their order under each measure, rank correlations of the measures."""
+        return committee_charts.comparison(self.table("restarts"), self.work.methods, self.references)

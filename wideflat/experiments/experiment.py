@@ -15,19 +15,58 @@
 from __future__ import annotations
 
 import abc
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from wideflat.environment import environment
+from wideflat.experiments.options import Options, chosen
+from wideflat.experiments.statistics import Shown
 from wideflat.experiments.table import Table
+from wideflat.experiments.workers import Answer, Workers
 from wideflat.report.chart import Chart
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
 
-__all__ = ["Comparison", "Experiment"]
+__all__ = ["Comparison", "Experiment", "Item", "Work"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of the paper, before any option is chosen.
+
+    Args:
+        name: On the command line.
+        title: The heading.
+        claim: What the paper shows, in a sentence or two.
+        quick_means: What the reduced form computes instead of the paper's experiment.
+        options: The dataclass of its options.
+        make: Makes the experiment of (item, folder, options, quick).
+
+    Example:
+        >>> from wideflat.experiments import item
+        >>> figure = item("fig6").open("somewhere", quick=True, restarts=2)
+        >>> figure.name, figure.options.restarts, [case.label for case in figure.cases]
+        ('fig6', 2, ['dropout-0', 'dropout-0.2', 'dropout-0.4'])
+    """
+
+    name: str
+    title: str
+    claim: str
+    quick_means: str
+    options: type[Options]
+    make: Callable[[Item, Path, Any, bool], Experiment]
+
+    def open(self, folder: str | Path, quick: bool = False, **options: Any) -> Any:
+        """The experiment in a folder.
+
+        Args:
+            folder: Where everything of it goes.
+            quick: Compute a reduced form that ends in minutes on two cores, labelled as such in every output.
+            **options: Of this item; those left out have its defaults.
+        """
+        return self.make(self, Path(folder), self.options(**options), quick)
 
 
 @dataclass
@@ -40,6 +79,7 @@ class Comparison:
         remarks: Sentences to read with it: what differs from the paper, what is missing.
         title: Above the table.
         more: Further tables.
+        keys: What JSON calls the columns; as the headings say when left out.
     """
 
     columns: Sequence[str]
@@ -47,6 +87,7 @@ class Comparison:
     remarks: Sequence[str] = ()
     title: str = "Paper against measured"
     more: Sequence[Comparison] = ()
+    keys: Sequence[str] = ()
 
     def print(self, title: str = "") -> None:
         """Print all its tables to standard output, the first under another title if one is given."""
@@ -55,47 +96,71 @@ class Comparison:
             print()
             table.print()
 
+    def records(self) -> list[dict[str, object]]:
+        """The rows for JSON, numbers as numbers.
+
+        Example:
+            >>> Comparison(["setting", "error (%)"], [["esgd", Shown("6.7 ± 0.3", value=6.71, spread=0.3)]]).records()
+            [{'setting': 'esgd', 'error (%)': 6.71, 'error (%)_spread': 0.3}]
+        """
+        records: list[dict[str, object]] = []
+        for row in self.rows:
+            record: dict[str, object] = {}
+            for key, entry in zip(self.keys or self.columns, row, strict=True):
+                record |= entry.record(key) if isinstance(entry, Shown) else {key: entry}
+            records.append(record)
+        return records
+
+
+class Work(Protocol):
+    """What computes the tables of an experiment, in pieces; an experiment has one."""
+
+    def cost(self) -> str:
+        """What it takes, in words: how many trainings of what, hours on what."""
+
+    def compute(self, experiment: Experiment, workers: Workers | None = None) -> None:
+        """Train and measure what is not there yet, and write the tables.
+
+        Args:
+            experiment: Whose tables.
+            workers: Processes that compute the pieces; None to compute all in this one.
+        """
+
+    def compute_piece(self, name: str) -> Answer:
+        """Compute one piece in this process, or find out that it cannot be; see :mod:`wideflat.experiments.workers`."""
+
 
 class Experiment(abc.ABC):
-    """One table or figure of the paper.
+    """One table or figure of the paper, with its options, in its folder.
 
     Args:
-        folder: Where everything of this item goes.
-        quick: Compute a reduced form that ends in minutes on two cores. It is labelled as such in every output.
-        data: The folder of the data sets, for experiments on images; None to look in the usual places.
-        seed: Of everything random.
+        item: Which.
+        folder: Where everything of it goes.
+        options: What was chosen.
+        quick: The reduced form.
+
+    Attributes:
+        work: What computes the tables.
+        numbers: What the words about the reduced form leave open.
     """
 
-    #: The name on the command line, and the heading.
-    name: str
-    title: str
-    #: What the paper shows, in a sentence or two.
-    claim: str
-    #: What the reduced form computes instead of the paper's experiment.
-    quick_means: str
+    work: Work
 
-    def __init__(self, folder: Path, quick: bool = False, data: Path | None = None, seed: int = 0) -> None:
-        self.folder = Path(folder)
-        self.quick = quick
-        self.data = data
-        self.seed = seed
+    def __init__(self, item: Item, folder: Path, options: Options, quick: bool = False) -> None:
+        self.item, self.folder, self.options, self.quick = item, Path(folder), options, quick
+        self.numbers: dict[str, Any] = {}
 
-    @classmethod
-    def options(cls) -> set[str]:
-        """Names of the keyword arguments that the constructor takes, those of its base classes included."""
-        names: set[str] = set()
-        for kind in cls.__mro__:
-            if "__init__" in vars(kind) and kind is not object:
-                names |= set(inspect.signature(vars(kind)["__init__"]).parameters)
-        return names - {"self", "folder", "quick", "more"}
-
-    @abc.abstractmethod
     def cost(self) -> str:
-        """What computing it takes, in words: how many trainings of what, hours on what."""
+        """What computing it takes, in words."""
+        return self.work.cost()
 
-    @abc.abstractmethod
-    def compute(self) -> None:
-        """Train and measure what is not there yet, and write the tables."""
+    def compute(self, workers: Workers | None = None) -> None:
+        """Train and measure what is not there yet, and write the tables; see :class:`Work`."""
+        self.work.compute(self, workers)
+
+    def compute_piece(self, name: str) -> Answer:
+        """Compute one piece in this process; see :class:`Work`."""
+        return self.work.compute_piece(name)
 
     @abc.abstractmethod
     def charts(self) -> list[Chart]:
@@ -106,24 +171,44 @@ class Experiment(abc.ABC):
         """Paper against measured, from the tables."""
 
     @property
+    def name(self) -> str:
+        """On the command line."""
+        return self.item.name
+
+    @property
     def label(self) -> str:
         """Empty for the paper's own experiment; for the reduced form, what it is instead."""
-        return f"QUICK, not the paper's experiment: {self.quick_means}" if self.quick else ""
+        words = self.item.quick_means.format(**self.numbers)
+        return f"QUICK, not the paper's experiment: {words}" if self.quick else ""
 
     @property
     def heading(self) -> str:
         """The title, marked if it is the reduced form."""
-        return f"{self.title}{' [QUICK]' if self.quick else ''}"
+        return f"{self.item.title}{' [QUICK]' if self.quick else ''}"
 
     def provenance(self, **more: Any) -> dict[str, Any]:
         """What a table of this experiment says about its origin."""
         where = {key: value for key, value in environment().items() if key not in ("host", "pid")}
-        return {"item": self.name, "label": self.label, "seed": self.seed, **where, **more}
+        about = {"item": self.name, "label": self.label, "seed": self.options.seed, "options": chosen(self.options)}
+        return {**about, **where, **more}
 
     def table(self, name: str) -> Table | None:
         """A table of this experiment, or None where it has not been computed yet."""
         path = self.folder / f"{name}.csv"
         return Table.load(path) if path.exists() else None
+
+    def record(self, report: Path) -> dict[str, Any]:
+        """What JSON says of it: paper against measured, numbers as numbers.
+
+        Args:
+            report: The page that was written.
+        """
+        comparison = self.comparison()
+        record: dict[str, Any] = {"item": self.name, "label": self.label, "rows": comparison.records()}
+        record["remarks"] = list(comparison.remarks)
+        if comparison.more:
+            record["more"] = {table.title: table.records() for table in comparison.more}
+        return {**record, "report": str(report)}
 
     def write_report(self) -> Path:
         """Save every chart and the page; returns the path of the page."""
@@ -143,8 +228,8 @@ class Experiment(abc.ABC):
     def add_to(self, page: Page, charts: Sequence[Chart]) -> None:
         """Write this experiment into a page: claim, label, paper against measured, figures, provenance."""
         comparison = self.comparison()
-        page.section(self.title)
-        page.paragraph(self.claim)
+        page.section(self.item.title)
+        page.paragraph(self.item.claim)
         if self.label:
             page.paragraph(self.label, kind="warning")
         for table in (comparison, *comparison.more):

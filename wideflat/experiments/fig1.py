@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import dataclasses
+import functools
 
 from wideflat.committee import SETTINGS, Setting
-from wideflat.experiments.committee_figure import Case, CommitteeFigure
+from wideflat.experiments.committee_figure import Case, CommitteeFigure, CommitteeOptions
+from wideflat.experiments.experiment import Item
+from wideflat.experiments.options import MaybeFloat, MaybeInt, MaybeTexts
 
-__all__ = ["Fig1"]
+__all__ = ["ITEM", "Fig1Options"]
 
 #: Epochs of plain SGD that may follow a training which ended with errors, so that its local entropy is defined.
 POLISH_EPOCHS = 500
@@ -33,60 +34,56 @@ QUICK: dict[str, Setting] = {
 }
 
 
-class Fig1(CommitteeFigure):
-    """SGD fast, SGD slow, rSGD fast, rSGD slow and eSGD on the reduced Fashion-MNIST.
+@dataclasses.dataclass
+class Fig1Options(CommitteeOptions):
+    """Committee machine: local entropy, local energy and test error of the five settings.
 
-    Args:
-        folder: Where everything goes.
-        restarts: Restarts of each setting on each draw, divided over the training subsets (default 50; quick: 4).
-        slow_restarts: The same for rSGD slow, which needs 90,000 epochs of ten replicas (default: 15; quick: 2).
-        align: Match the hidden units of the replicas before they are coupled.
-        gradient_scale: What multiplies the gradient of the mean loss (None: 100, which with mini-batches of 100 is the
-            gradient of the sum). The paper does not say, and flatness depends on it.
-        settings: Which of the five settings, by name; None for all of them, rSGD slow last, since it takes longest.
-        **more: See :class:`wideflat.experiments.committee_figure.CommitteeFigure`.
+    Examples:
+      wideflat reproduce fig1 --quick
+      wideflat reproduce fig1 --restarts 50 --draws balanced random
+      wideflat reproduce fig1 --methods bp ep sample --restarts 6
     """
 
-    name = "fig1"
-    title = "Figure 1: flatness and generalisation of a committee machine"
-    claim = (
+    slow_restarts: MaybeInt = None
+    """Restarts of rSGD slow, which needs 90,000 epochs of ten replicas; 15 when left out (quick: 2)."""
+    settings: MaybeTexts = None
+    """Which settings: sgd-fast, sgd-slow, rsgd-fast, esgd, rsgd-slow; all of them when left out."""
+    align: bool = False
+    """Match the hidden units of the replicas before they are coupled."""
+    gradient_scale: MaybeFloat = None
+    """What multiplies the gradient of the mean loss; 100 when left out, which with mini-batches of 100 makes it that of
+    the sum. The paper does not say, and flatness depends on it."""
+
+
+def cases(options: Fig1Options, quick: bool, subsets: int) -> list[Case]:
+    """One for each setting; rSGD slow last, since it takes longest."""
+    chosen = options.settings or sorted(SETTINGS, key="rsgd-slow".__eq__)
+    if unknown := set(chosen) - set(SETTINGS):
+        raise ValueError(f"settings must be some of {', '.join(SETTINGS)}; got {', '.join(sorted(unknown))}")
+    usual = options.restarts or (4 if quick else 50)
+    restarts = {**dict.fromkeys(chosen, usual), "rsgd-slow": options.slow_restarts or (2 if quick else 15)}
+    return [Case(name, _setting(name, options, quick), -(-restarts[name] // subsets)) for name in chosen]
+
+
+def _setting(name: str, options: Fig1Options, quick: bool) -> Setting:
+    setting = (QUICK if quick else SETTINGS)[name].replace(polish_epochs=POLISH_EPOCHS)
+    if options.gradient_scale is not None:
+        setting = setting.replace(gradient_scale=options.gradient_scale)
+    return setting.replace(align=options.align and setting.algorithm == "rsgd")
+
+
+ITEM = Item(
+    name="fig1",
+    title="Figure 1: flatness and generalisation of a committee machine",
+    claim=(
         "The paper trains a committee machine of 9 units on 500 images of dresses and coats in five settings and finds "
         "the same order under three measures: the entropic algorithms (rSGD, eSGD) end in the flattest minima, by "
         "local entropy and by local energy, and have the smallest test error; SGD slow follows; SGD fast is last."
-    )
-    references = ("sgd-fast", "sgd-slow")
-    quick_means = (
+    ),
+    quick_means=(
         "a few restarts of each setting on one training subset; gamma of rSGD slow grows 20 times faster, and eSGD "
         "goes through its schedules 10 times faster with L = 5"
-    )
-
-    def __init__(
-        self,
-        folder: Path,
-        quick: bool = False,
-        restarts: int | None = None,
-        slow_restarts: int | None = None,
-        align: bool = False,
-        gradient_scale: float | None = None,
-        settings: Sequence[str] | None = None,
-        **more: Any,
-    ) -> None:
-        if quick:
-            more = {"subsets": 1, "methods": ("bp",), **more}
-        super().__init__(folder, quick, **more)
-        chosen = settings or sorted(SETTINGS, key="rsgd-slow".__eq__)
-        if unknown := set(chosen) - set(SETTINGS):
-            raise ValueError(f"settings must be some of {', '.join(SETTINGS)}; got {', '.join(sorted(unknown))}")
-        restarts = restarts or (4 if quick else 50)
-        slow_restarts = slow_restarts or (2 if quick else 15)
-        known = QUICK if quick else SETTINGS
-        if gradient_scale is not None:
-            known = {name: setting.replace(gradient_scale=gradient_scale) for name, setting in known.items()}
-        self.cases = [
-            Case(
-                name,
-                known[name].replace(polish_epochs=POLISH_EPOCHS, align=align and known[name].algorithm == "rsgd"),
-                -(-(slow_restarts if name == "rsgd-slow" else restarts) // self.subsets),
-            )
-            for name in chosen
-        ]
+    ),
+    options=Fig1Options,
+    make=functools.partial(CommitteeFigure, cases=cases, references=("sgd-fast", "sgd-slow")),
+)

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import dataclasses
+import functools
 
 from wideflat.committee import SETTINGS
-from wideflat.experiments.committee_figure import Case, CommitteeFigure
+from wideflat.experiments.committee_figure import Case, CommitteeFigure, CommitteeOptions
+from wideflat.experiments.experiment import Item
+from wideflat.experiments.options import MaybeFloats
 
-__all__ = ["Fig6"]
+__all__ = ["ITEM", "Fig6Options"]
 
 
-class Fig6(CommitteeFigure):
-    """SGD fast with several dropout probabilities.
+@dataclasses.dataclass
+class Fig6Options(CommitteeOptions):
+    """Committee machine trained by SGD fast with dropout: local entropy, local energy and test error.
 
-    Args:
-        folder: Where everything goes.
-        restarts: Restarts of each probability, divided over the training subsets (default 50; quick: 4).
-        dropouts: The probabilities; the paper does not print its own.
-        **more: See :class:`wideflat.experiments.committee_figure.CommitteeFigure`.
+    Examples:
+      wideflat reproduce fig6 --quick
+      wideflat reproduce fig6 --dropouts 0 0.1 0.2 0.3 0.4 --restarts 50
     """
 
-    name = "fig6"
-    title = "Figure 6: a committee machine trained with dropout"
-    claim = (
+    dropouts: MaybeFloats = None
+    """Dropout probabilities, which the paper does not print; 0, 0.1, ..., 0.4 when left out (quick: 0, 0.2 and 0.4)."""
+
+
+def cases(options: Fig6Options, quick: bool, subsets: int) -> list[Case]:
+    """One for each dropout probability."""
+    restarts = options.restarts or (4 if quick else 50)
+    dropouts = options.dropouts or ((0.0, 0.2, 0.4) if quick else (0.0, 0.1, 0.2, 0.3, 0.4))
+    return [
+        Case(f"dropout-{dropout:g}", SETTINGS["sgd-fast"].replace(dropout=dropout), -(-restarts // subsets))
+        for dropout in dropouts
+    ]
+
+
+ITEM = Item(
+    name="fig6",
+    title="Figure 6: a committee machine trained with dropout",
+    claim=(
         "The paper trains the committee machine with SGD fast and different dropout probabilities: minima found with "
         "more dropout have a larger local entropy, a lower local energy, and generalise better."
-    )
-    references = ("dropout-0",)
-    quick_means = "a few restarts of three dropout probabilities on one training subset"
-
-    def __init__(
-        self,
-        folder: Path,
-        quick: bool = False,
-        restarts: int | None = None,
-        dropouts: Sequence[float] | None = None,
-        **more: Any,
-    ) -> None:
-        if quick:
-            more = {"subsets": 1, "methods": ("bp",), **more}
-        super().__init__(folder, quick, **more)
-        restarts = restarts or (4 if quick else 50)
-        dropouts = dropouts or ((0.0, 0.2, 0.4) if quick else (0.0, 0.1, 0.2, 0.3, 0.4))
-        self.cases = [
-            Case(f"dropout-{dropout:g}", SETTINGS["sgd-fast"].replace(dropout=dropout), -(-restarts // self.subsets))
-            for dropout in dropouts
-        ]
+    ),
+    quick_means="a few restarts of three dropout probabilities on one training subset",
+    options=Fig6Options,
+    make=functools.partial(CommitteeFigure, cases=cases, references=("dropout-0",)),
+)

@@ -2,7 +2,7 @@
 
 The profile of a network is taken over the training images with the augmentation of its training, drawn anew in every
 pass, as the paper says it did (App. B.2); the perturbed and the unperturbed network see the same images. All other
-conventions are those of :func:`wideflat.local_energy.local_energy` and are kept in each file.
+conventions are those of :func:`wideflat.local_energy` and are kept in each file.
 
 Tables:
 
@@ -12,281 +12,240 @@ Tables:
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from wideflat.data import Augmentation, ImageData
-from wideflat.data.augmentation import normalise
 from wideflat.data.catalogue import FACTS
-from wideflat.energy.measure import LocalEnergy, local_energy
-from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellExperiment, row_of
-from wideflat.experiments.experiment import Comparison
+from wideflat.energy.profile import LocalEnergy
+from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellOptions, Cells, Choice, row_of
+from wideflat.experiments.experiment import Comparison, Experiment, Item
+from wideflat.experiments.options import MaybeFloat, MaybeFloats
+from wideflat.experiments.statistics import Shown, number, paper_error, percent
 from wideflat.experiments.table import Table
-from wideflat.experiments.table1 import paper_error, percent
-from wideflat.experiments.trainings import CPU_SPEED, Cell, forward_operations
+from wideflat.experiments.trainings import CPU_SPEED, Cell, Plan, duration, forward_operations
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
-from wideflat.training.flatness import augmentation_of_run
+from wideflat.training.flatness import profile_of_run, read_profile, without_request
 from wideflat.training.runs import Run
 
-__all__ = ["Evolution", "ProfileExperiment", "augmenting", "kept", "profile_of_run"]
+__all__ = [
+    "MomentOptions",
+    "ProfileFigure",
+    "ProfileOptions",
+    "along_training",
+]
 
 #: Strengths of the noise in the figures.
 SIGMAS = tuple(round(0.05 * k, 2) for k in range(11))
-#: What both tables say of a network.
+#: What both tables say of a network, and what each says besides.
 KEY = ("row", "algorithm", "seed", "epoch", "part")
+NETWORKS = [*KEY, "train_error", "train_error_augmented", "train_loss", "test_error", "run"]
+PROFILES = [*KEY, "sigma", "delta_e", "stderr", "passes"]
 #: Where profiles are compared by a single number.
 AT_SIGMA = 0.5
 
 
-# ---------------------------------------------------------------------------------------------------- one measurement
+@dataclasses.dataclass
+class ProfileOptions(CellOptions):
+    """Options of items that measure the local energy of cells of Table 1."""
+
+    sigmas: MaybeFloats = None
+    """Strengths of the noise; 0, 0.05, ..., 0.5 when left out (quick: every other one)."""
+    target_stderr: MaybeFloat = None
+    """Measure each until its standard error is below this; 0.002 when left out (quick: no such limit)."""
+    max_passes: MaybeFloat = None
+    """Most passes over the training images for each; 50 when left out (quick: 4)."""
 
 
-def augmenting(augmentation: Augmentation, data: ImageData) -> Callable[[Tensor], Tensor]:
-    """What makes the input of a network of bytes (n, H, W, C): augmentation and normalisation, by torch's own seed."""
+@dataclasses.dataclass
+class MomentOptions(ProfileOptions):
+    """Options of items that follow the local energy along the training."""
 
-    def augment(pixels: Tensor) -> Tensor:
-        return augmentation(pixels, data.mean, data.std, torch.default_generator)
-
-    return augment
-
-
-def kept(path: Path, request: dict[str, Any], measure: Callable[[], LocalEnergy]) -> LocalEnergy:
-    """The profile in the file ``path`` if it is what is asked for; otherwise it is measured and written there.
-
-    Args:
-        path: The file.
-        request: What is asked for: everything that the result depends on. Kept in the file.
-        measure: Measures it.
-    """
-    request = {name: list(value) if isinstance(value, tuple) else value for name, value in request.items()}
-    if path.exists():
-        with contextlib.suppress(ValueError):  # a damaged file is measured again
-            profile = LocalEnergy.load(path)
-            if profile.conventions.get("request") == request:
-                return profile
-    profile = measure()
-    profile.conventions["request"] = request
-    profile.save(path)
-    return profile
+    moments: MaybeFloats = None
+    """Parts of the training, up to 1, at which flatness is measured; 0.1, 0.3, 0.6, 0.8 and 1 when left out (quick: 0.5
+    and 1)."""
 
 
-def profile_of_run(
-    run: Run,
-    data: ImageData,
-    path: Path,
-    sigmas: Sequence[float],
-    epoch: int | None = None,
-    device: str = "cpu",
-    **settings: Any,
-) -> LocalEnergy:
-    """The local energy of a run's network over its training images, with the augmentation of its training.
+# ---------------------------------------------------------------------------------------------------------- the figure
+
+
+class ProfileFigure(Experiment):
+    """Local-energy profiles of cells of Table 1: Figures 3, 4 and 5.
 
     Args:
-        run: The run.
-        data: The data set that it was trained on.
-        path: The file that the profile is kept in.
-        sigmas: Strengths of the noise.
-        epoch: A snapshot; None for the final network.
-        device: Where to compute.
-        **settings: More arguments of :func:`wideflat.local_energy.local_energy`.
-    """
-    limit = run.config["options"]["limit_data"]
-    if limit is not None:
-        data = data.subset(min(limit, len(data.train)))
-    augmentation = augmentation_of_run(run)
-    request = {
-        "run": run.path.name,
-        "epoch": epoch,
-        "sigmas": tuple(float(sigma) for sigma in sigmas),
-        "augmentation": repr(augmentation),
-        "images": len(data.train),
-        **settings,
-    }
-
-    def measure() -> LocalEnergy:
-        pixels = data.train.images.permute(0, 2, 3, 1).contiguous().to(device)
-        augment: Callable[[Tensor], Tensor] | None = augmenting(augmentation, data)
-        if augmentation == augmentation.evaluation() and augmentation.size in (None, data.image_size):
-            mean, std = augmentation.mean or data.mean, augmentation.std or data.std
-            pixels, augment = normalise(pixels, mean, std), None  # the same in every pass
-        images = pixels, data.train.targets.to(device)
-        return local_energy(run.load_model(epoch, device), images, list(sigmas), augment=augment, **settings)
-
-    return kept(path, request, measure)
-
-
-# ------------------------------------------------------------------------------------------------------ the experiment
-
-
-class ProfileExperiment(CellExperiment):
-    """Local-energy profiles of cells of Table 1 at the end of their training.
-
-    Args:
+        item: Which.
         folder: Where everything goes.
+        options: What was chosen.
         quick: The reduced form.
-        sigmas: Strengths of the noise; None for 0, 0.05, ..., 0.5.
-        target_stderr: Stop at each sigma when the standard error of dE is below this; None for 0.002 (quick: no limit).
-        max_passes: Stop at each sigma after this many passes over the training images.
-        **more: See :class:`wideflat.experiments.cells.CellExperiment`.
+        choice: What is trained where nothing was chosen.
+        losses: The paper's training losses of the final networks, by (row, algorithm).
+        moments: Parts of the training at which networks are measured; None for its end only.
     """
-
-    #: The paper's training losses of the final networks, by (row, algorithm).
-    paper_losses: ClassVar[Mapping[tuple[str, str], float]] = {}
 
     def __init__(
         self,
+        item: Item,
         folder: Path,
+        options: ProfileOptions,
         quick: bool = False,
-        sigmas: Sequence[float] | None = None,
-        target_stderr: float | None = None,
-        max_passes: float | None = None,
-        **more: Any,
+        *,
+        choice: Choice,
+        losses: Mapping[tuple[str, str], float],
+        moments: Sequence[float] | None = None,
     ) -> None:
-        super().__init__(folder, quick, **more)
-        self.sigmas = tuple(sigmas) if sigmas is not None else (SIGMAS[::2] if quick else SIGMAS)
-        self.settings = {
-            "target_stderr": target_stderr or (None if quick else 0.002),
-            "max_passes": max_passes or (4 if quick else 50),
-            "seed": self.seed,
+        super().__init__(item, folder, options, quick)
+        self.losses = losses
+        self.moments = None if moments is None else tuple(moments)
+        if any(not 0 < part <= 1 for part in self.moments or ()):
+            raise ValueError(f"moments must be parts of the training, above 0 and up to 1, got {self.moments}")
+        self.sigmas = tuple(options.sigmas) if options.sigmas is not None else (SIGMAS[::2] if quick else SIGMAS)
+        self.settings: dict[str, Any] = {
+            "target_stderr": options.target_stderr or (None if quick else 0.002),
+            "max_passes": options.max_passes or (4 if quick else 50),
+            "seed": options.seed,
         }
+        self.cells = Cells(options, choice, self.folder, quick)
+        self.numbers = self.cells.numbers()
+        self.work = Plan(
+            self.cells.trainings,
+            self.cells.all,
+            self.write_tables,
+            self.measure,
+            self.measured,
+            self.snapshots,
+            words=self._cost_of_measuring,
+        )
         self._absent: list[str] = []
 
-    # ---- measuring
+    # ---- which networks
+
+    def snapshots(self, cell: Cell) -> list[int]:
+        """The epochs whose network is kept."""
+        return self.cells.snapshots(cell) if self.moments is None else cell.moments(self.moments)
 
     def epochs_of(self, cell: Cell) -> list[int | None]:
         """The epochs whose network is measured; None is the final one."""
-        return [None]
+        if self.moments is None:
+            return [None]
+        return [None if epoch == cell.preset.epochs else epoch for epoch in cell.moments(self.moments)]
+
+    def part(self, cell: Cell, epoch: int | None) -> float:
+        """The part of the training that a network stands for, the same for all algorithms."""
+        if epoch is None or self.moments is None:
+            return 1.0
+        return min(self.moments, key=lambda part: abs(max(1, round(part * cell.preset.epochs)) - epoch))
+
+    # ---- measuring
 
     def measure(self, cell: Cell, run: Run) -> None:
         """The profiles of a run that are not there yet."""
+        images = self.cells.trainings.images(cell.preset)
         for epoch in self.epochs_of(cell):
             if epoch is None or run.result(epoch) is not None:
-                self.profile(cell, run, epoch)
+                path, device = self._file(run.path.name, epoch), self.cells.trainings.device
+                profile_of_run(run, images, path, self.sigmas, epoch, device, **self.settings)
             else:
                 self._absent.append(f"{run.path.name} was trained without keeping its network at epoch {epoch}.")
 
     def measured(self, cell: Cell, run: Run) -> bool:
         """Whether all of them are there."""
         epochs = [epoch for epoch in self.epochs_of(cell) if epoch is None or run.result(epoch) is not None]
-        return all(self._file(run, epoch).exists() for epoch in epochs)
+        return all(self._file(run.path.name, epoch).exists() for epoch in epochs)
 
-    def profile(self, cell: Cell, run: Run, epoch: int | None) -> LocalEnergy:
-        """One profile, from its file or measured now."""
-        return profile_of_run(
-            run,
-            self.images(cell.experiment),
-            self._file(run, epoch),
-            self.sigmas,
-            epoch,
-            self.device,
-            **self.settings,
-        )
-
-    def _file(self, run: Run, epoch: int | None) -> Path:
+    def _file(self, run: str, epoch: int | None) -> Path:
         end = "final" if epoch is None else f"epoch-{epoch:04d}"
-        return self.folder / "profiles" / f"{run.path.name}-{end}.json"
+        return self.folder / "profiles" / f"{run}-{end}.json"
+
+    def _cost_of_measuring(self) -> str:
+        missing = [
+            cell for cell in self.cells.all for e in self.epochs_of(cell) if not self._file(cell.name, e).exists()
+        ]
+        operations = 0.0
+        for cell in missing:
+            images = min(FACTS[cell.preset.dataset].train, self.cells.trainings.limit_data or 10**9)
+            operations += 2 * images * len(self.sigmas) * forward_operations(cell.preset)
+        return (
+            f"Then {len(missing)} local-energy profiles of {len(self.sigmas)} points: about "
+            f"{duration(operations / CPU_SPEED)} on two cores if two passes over the training images are enough."
+        )
 
     # ---- tables
 
     def write_tables(self) -> None:
         """What has been measured so far."""
+        about = self.provenance(**self.cells.provenance())
         networks = Table(
-            [*KEY, "train_error", "train_error_augmented", "train_loss", "test_error", "run"],
-            provenance=self.provenance(
-                units="errors are fractions; train_error_augmented is E(w) of the profile; train_error and train_loss "
-                "of the final network are without augmentation, of earlier ones as seen in training",
-                settings=self.settings,
-            ),
+            NETWORKS,
+            provenance={
+                **about,
+                "units": "errors are fractions; train_error_augmented is E(w) of the profile; train_error and "
+                "train_loss of the final network are without augmentation, of earlier ones as seen in training",
+                "settings": self.settings,
+            },
         )
         profiles = Table(
-            [*KEY, "sigma", "delta_e", "stderr", "passes"],
-            provenance=self.provenance(units="delta_e is a fraction; stderr is about the noise alone"),
+            PROFILES, provenance={**about, "units": "delta_e is a fraction; stderr is about the noise alone"}
         )
-        for cell, run in self.finished(self.rows_in("networks")):
-            experiment = cell.experiment
+        for cell, run in self.cells.finished(self.table("networks")):
             for epoch in self.epochs_of(cell):
-                path = self._file(run, epoch)
-                about = run.result(epoch)
-                if not path.exists() or about is None:
-                    continue
-                try:
-                    profile = LocalEnergy.load(path)
-                except ValueError:  # damaged: measured again by compute
-                    continue
-                key = {
-                    "row": row_of(experiment),
-                    "algorithm": experiment.algorithm,
-                    "seed": cell.seed,
-                    "epoch": about["epoch"],
-                    "part": 1.0 if epoch is None else self.part(cell, epoch),
-                }
-                networks.add(
-                    **key,
-                    train_error=about.get("train_error"),
-                    train_error_augmented=profile.baseline,
-                    train_loss=about.get("train_loss"),
-                    test_error=about.get("test_error"),
-                    run=run.path.name,
-                )
-                for sigma, mean, error, passes in zip(
-                    profile.sigmas, profile.mean, profile.stderr, profile.passes, strict=True
-                ):
-                    profiles.add(
-                        **key, sigma=float(sigma), delta_e=float(mean), stderr=float(error), passes=float(passes)
-                    )
-                profiles.provenance["conventions"] = {
-                    name: value for name, value in profile.conventions.items() if name != "request"
-                }
+                profile, result = read_profile(self._file(run.path.name, epoch)), run.result(epoch)
+                if profile is not None and result is not None:
+                    self._add(networks, profiles, cell, run, epoch, result, profile)
         networks.save(self.folder / "networks.csv")
         profiles.save(self.folder / "profiles.csv")
 
-    def part(self, cell: Cell, epoch: int) -> float:
-        """The part of the training that a snapshot stands for."""
-        return epoch / cell.experiment.epochs
+    def _add(
+        self,
+        networks: Table,
+        profiles: Table,
+        cell: Cell,
+        run: Run,
+        epoch: int | None,
+        result: Mapping[str, Any],
+        profile: LocalEnergy,
+    ) -> None:
+        """One network, and the points of its profile."""
+        key = {
+            "row": row_of(cell.preset),
+            "algorithm": cell.preset.algorithm,
+            "seed": cell.seed,
+            "epoch": result["epoch"],
+            "part": self.part(cell, epoch),
+        }
+        networks.add(
+            **key,
+            train_error=result.get("train_error"),
+            train_error_augmented=profile.baseline,
+            train_loss=result.get("train_loss"),
+            test_error=result.get("test_error"),
+            run=run.path.name,
+        )
+        for sigma, mean, error, passes in zip(
+            profile.sigmas, profile.mean, profile.stderr, profile.passes, strict=True
+        ):
+            profiles.add(**key, sigma=float(sigma), delta_e=float(mean), stderr=float(error), passes=float(passes))
+        profiles.provenance["conventions"] = without_request(profile)
 
     # ---- drawing
 
-    def curve(self, profiles: Table) -> tuple[list[float], np.ndarray, np.ndarray]:
-        """Mean over seeds at each sigma, and its standard error (of one seed: that of the measurement)."""
-        sigmas = profiles.unique("sigma")
-        mean, error = [], []
-        for sigma in sigmas:
-            points = profiles.where(sigma=sigma)
-            values = points["delta_e"]
-            mean.append(values.mean())
-            error.append(values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else points["stderr"][0])
-        return sigmas, np.array(mean), np.array(error)
-
     def charts(self) -> list[Chart]:
         """One figure for each row and moment of the training: the curves of all algorithms."""
-        networks, profiles = self.table("networks"), self.table("profiles")
+        networks, profiles = self.table("networks") or Table(NETWORKS), self.table("profiles") or Table(PROFILES)
+        caption = [
+            "Increase of the training error under multiplicative noise of strength σ, over the training images with "
+            "the augmentation of the training. The band is one standard error. In the legend: epoch, unperturbed train "
+            "and test error.",
+            *self.deviations(),
+        ]
         charts: list[Chart] = []
-        if networks is None or profiles is None:
-            return charts
         for row in networks.unique("row"):
             for part in sorted(networks.where(row=row).unique("part")):
-                series = []
-                for algorithm in networks.where(row=row, part=part).unique("algorithm"):
-                    about = networks.where(row=row, part=part, algorithm=algorithm)
-                    points = profiles.where(row=row, part=part, algorithm=algorithm)
-                    if not len(points):
-                        continue
-                    sigmas, mean, error = self.curve(points)
-                    n = len(about)
-                    label = (
-                        f"{NAMES.get(algorithm, algorithm)}, epoch {about['epoch'].mean():g}, "
-                        f"train {100 * about['train_error_augmented'].mean():.2f}%, "
-                        f"test {100 * about['test_error'].mean():.2f}%" + (f", n = {n}" if n > 1 else "")
-                    )
-                    series.append(Series(label, sigmas, list(100 * mean), error=list(100 * error)))
+                about, points = networks.where(row=row, part=part), profiles.where(row=row, part=part)
                 when = "at the end of training" if part == 1 else f"after {100 * part:.0f}% of the training"
                 charts.append(
                     Chart(
@@ -294,42 +253,20 @@ class ProfileExperiment(CellExperiment):
                         f"Local energy {when}: {row}",
                         "σ",
                         "δE train (%)",
-                        series,
-                        caption=self.caption(
-                            "Increase of the training error under multiplicative noise of strength σ, over the "
-                            "training images with the augmentation of the training. The band is one standard error. In "
-                            "the legend: epoch, unperturbed train and test error."
-                        ),
+                        _curves(about, points),
+                        caption=" ".join(caption),
                     )
                 )
         return charts
 
     def comparison(self) -> Comparison:
         """Final training losses and test errors against the paper's, and whether the profiles lie below SGD's."""
-        networks, profiles = self.table("networks"), self.table("profiles")
+        networks, profiles = self.table("networks") or Table(NETWORKS), self.table("profiles") or Table(PROFILES)
         rows = []
-        for row in [] if networks is None else networks.unique("row"):
-            assert networks is not None and profiles is not None
-            ends = networks.where(row=row, part=1.0)
-            sgd = profiles.where(row=row, part=1.0, algorithm="sgd")
+        for row in networks.unique("row"):
+            ends, points = networks.where(row=row, part=1.0), profiles.where(row=row, part=1.0)
             for algorithm in ends.unique("algorithm"):
-                about = ends.where(algorithm=algorithm)
-                points = profiles.where(row=row, part=1.0, algorithm=algorithm)
-                paper_loss = self.paper_losses.get((row, algorithm))
-                rows.append(
-                    [
-                        row,
-                        NAMES.get(algorithm, algorithm),
-                        "-" if paper_loss is None else f"{paper_loss:g}",
-                        f"{about['train_loss'].mean():.2g}",
-                        paper_error(preset(row, algorithm)),
-                        percent(about["test_error"]),
-                        percent(about["train_error_augmented"]),
-                        self._at(points, AT_SIGMA),
-                        "-" if algorithm == "sgd" or not len(sgd) else self._below(points, sgd),
-                        len(about),
-                    ]
-                )
+                rows.append([row, *self._compared(row, algorithm, ends.where(algorithm=algorithm), points)])
         return Comparison(
             [
                 *("row", "algorithm", "loss, paper", "loss", "test error, Table 1 (%)", "test error (%)"),
@@ -343,72 +280,86 @@ class ProfileExperiment(CellExperiment):
                 "brackets by more than two standard errors. Profiles are comparable where the train errors are close.",
                 *self.deviations(),
             ],
+            keys=[
+                *("row", "algorithm", "paper_loss", "loss", "paper_test_error", "test_error", "train_error"),
+                *("delta_e", "below_sgd", "n"),
+            ],
         )
 
-    def _at(self, points: Table, sigma: float) -> str:
-        sigmas, mean, error = self.curve(points)
-        if not sigmas:
-            return "-"
-        k = int(np.abs(np.array(sigmas) - sigma).argmin())
-        if not math.isclose(sigmas[k], sigma):
-            return "-"
-        return f"{100 * mean[k]:.2f} ± {100 * error[k]:.2f}"
-
-    def _below(self, points: Table, sgd: Table) -> str:
-        ours = dict(zip(points.unique("sigma"), zip(*self.curve(points)[1:], strict=True), strict=True))
-        theirs = dict(zip(sgd.unique("sigma"), zip(*self.curve(sgd)[1:], strict=True), strict=True))
-        common = [sigma for sigma in ours if sigma > 0 and sigma in theirs]
-        below = [sigma for sigma in common if ours[sigma][0] < theirs[sigma][0]]
-        clear = [s for s in below if theirs[s][0] - ours[s][0] > 2 * math.hypot(ours[s][1], theirs[s][1])]
-        return f"{len(below)} ({len(clear)}) of {len(common)}"
+    def _compared(self, row: str, algorithm: str, about: Table, points: Table) -> list[object]:
+        """One line of the comparison, after the row."""
+        mine, sgd = points.where(algorithm=algorithm), points.where(algorithm="sgd")
+        return [
+            NAMES.get(algorithm, algorithm),
+            number(self.losses.get((row, algorithm))),
+            number(about["train_loss"].mean(), ".2g"),
+            paper_error(preset(row, algorithm)),
+            percent(about["test_error"]),
+            percent(about["train_error_augmented"]),
+            at_sigma(mine, AT_SIGMA),
+            "-" if algorithm == "sgd" or not len(sgd) else below(mine, sgd),
+            len(about),
+        ]
 
     def deviations(self) -> list[str]:
-        """Also networks that could not be measured because they were not kept."""
-        return [*super().deviations(), *self._absent]
+        """In what this is not the paper's; also networks that could not be measured because they were not kept."""
+        return [*self.cells.deviations(), *self._absent]
 
-    # ---- cost
 
-    def cost(self) -> str:
-        """Trainings and measurements."""
-        missing = [(cell, epoch) for cell in self.cells() for epoch in self.epochs_of(cell)]
-        missing = [
-            (cell, epoch) for cell, epoch in missing if not self._file(Run(self.runs / cell.name, {}), epoch).exists()
-        ]
-        operations = 0.0
-        for cell, _ in missing:
-            images = min(FACTS[cell.experiment.dataset].train, self.limit_data or 10**9)
-            operations += 2 * images * len(self.sigmas) * forward_operations(cell.experiment)
-        return (
-            f"{super().cost()} Then {len(missing)} local-energy profiles of {len(self.sigmas)} points: about "
-            f"{operations / CPU_SPEED / 3600:.1f} hours on two cores if two passes over the training images are enough."
+def along_training(item: Item, folder: Path, options: MomentOptions, quick: bool = False, **data: Any) -> ProfileFigure:
+    """Profiles at several moments of the training: Figures 3 and 5."""
+    moments = options.moments if options.moments is not None else (QUICK_MOMENTS if quick else MOMENTS)
+    return ProfileFigure(item, folder, options, quick, moments=moments, **data)
+
+
+# ---------------------------------------------------------------------------------------------------- from the tables
+
+
+def mean_profile(points: Table) -> tuple[list[float], np.ndarray, np.ndarray]:
+    """Mean over seeds at each sigma, and its standard error (of one seed: that of the measurement)."""
+    sigmas = points.unique("sigma")
+    mean, error = [], []
+    for sigma in sigmas:
+        there = points.where(sigma=sigma)
+        values = there["delta_e"]
+        mean.append(values.mean())
+        error.append(values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else there["stderr"][0])
+    return sigmas, np.array(mean), np.array(error)
+
+
+def _curves(networks: Table, profiles: Table) -> list[Series]:
+    """The curve of each algorithm, with epoch, train and test error in the legend."""
+    series = []
+    for algorithm in networks.unique("algorithm"):
+        about, points = networks.where(algorithm=algorithm), profiles.where(algorithm=algorithm)
+        if not len(points):
+            continue
+        sigmas, mean, error = mean_profile(points)
+        label = (
+            f"{NAMES.get(algorithm, algorithm)}, epoch {about['epoch'].mean():g}, "
+            f"train {100 * about['train_error_augmented'].mean():.2f}%, "
+            f"test {100 * about['test_error'].mean():.2f}%" + (f", n = {len(about)}" if len(about) > 1 else "")
         )
+        series.append(Series(label, sigmas, list(100 * mean), error=list(100 * error)))
+    return series
 
 
-class Evolution(ProfileExperiment):
-    """Local-energy profiles along the training: Figures 3 and 5.
+def at_sigma(points: Table, sigma: float) -> Shown:
+    """DE and its standard error at one strength of the noise, in percent; a dash where it was not measured."""
+    sigmas, mean, error = mean_profile(points)
+    for k, there in enumerate(sigmas):
+        if math.isclose(there, sigma):
+            value, stderr = 100 * float(mean[k]), 100 * float(error[k])
+            return Shown(f"{value:.2f} ± {stderr:.2f}", value=value, stderr=stderr)
+    return Shown("-", value=None, stderr=None)
 
-    Args:
-        folder: Where everything goes.
-        quick: The reduced form.
-        moments: Parts of the training at which networks are measured; None for 10, 30, 60, 80 and 100 per cent.
-        **more: See :class:`ProfileExperiment`.
-    """
 
-    def __init__(self, folder: Path, quick: bool = False, moments: Sequence[float] | None = None, **more: Any) -> None:
-        super().__init__(folder, quick, **more)
-        self.chosen_parts = tuple(moments) if moments is not None else (QUICK_MOMENTS if quick else MOMENTS)
-        if any(not 0 < part <= 1 for part in self.chosen_parts):
-            raise ValueError(f"moments must be parts of the training, above 0 and up to 1, got {self.chosen_parts}")
-
-    def parts(self, row: str) -> tuple[float, ...]:
-        """The chosen ones, in every row."""
-        return self.chosen_parts
-
-    def epochs_of(self, cell: Cell) -> list[int | None]:
-        """Those at the chosen parts; the end of the training is the final network."""
-        last = cell.experiment.epochs
-        return [None if epoch == last else epoch for epoch in cell.moments(self.chosen_parts)]
-
-    def part(self, cell: Cell, epoch: int) -> float:
-        """The chosen part that this epoch stands for, the same for all algorithms."""
-        return min(self.chosen_parts, key=lambda part: abs(max(1, round(part * cell.experiment.epochs)) - epoch))
+def below(points: Table, others: Table) -> Shown:
+    """At how many strengths of the noise a profile lies below another; in brackets by two standard errors or more."""
+    ours, theirs = (
+        {s: (m, e) for s, m, e in zip(*mean_profile(table), strict=True) if s > 0} for table in (points, others)
+    )
+    common = [sigma for sigma in ours if sigma in theirs]
+    lower = [sigma for sigma in common if ours[sigma][0] < theirs[sigma][0]]
+    clear = [s for s in lower if theirs[s][0] - ours[s][0] > 2 * math.hypot(ours[s][1], theirs[s][1])]
+    return Shown(f"{len(lower)} ({len(clear)}) of {len(common)}", value=len(lower), clearly=len(clear), of=len(common))

@@ -8,7 +8,7 @@ On a cluster the tasks become jobs of Slurm through submitit (``pip install 'wid
 because these tasks are long, independent and save their own state: what is missing is a queue, which the cluster has,
 and not a system of its own that must stay alive as long as the sweep does.
 
-`wideflat reproduce` makes its sweeps of this: see :mod:`wideflat.experiments.pieces`.
+`wideflat reproduce` makes its sweeps of this: see :mod:`wideflat.experiments.workers`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,24 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from wideflat.experiments.engines import END_WITH_SWEEP, Engine, Job, Processes, Slurm, cores
 from wideflat.files import hold
 from wideflat.progress import Progress
 
-__all__ = ["FolderInUse", "Outcome", "Task", "cores", "sweep"]
+__all__ = ["FolderInUse", "Outcome", "Task", "sweep"]
 
 #: The exit code of a task that it is no use to start again: its command line is wrong, its data are not there.
 HOPELESS = 2
 #: Seconds that tasks have for saving their state when they are asked to stop.
 PATIENCE = 30.0
-#: In the environment of tasks on this machine: when their standard input is closed, the sweep has died.
-END_WITH_SWEEP = "WIDEFLAT_END_WITH_SWEEP"
 
 
 class FolderInUse(RuntimeError):
@@ -104,17 +102,17 @@ class Outcome:
 
     Args:
         name: Of the task.
+        log: What it has written.
         state: ``done``, ``failed`` (after all attempts), ``interrupted``, or ``waiting`` (never started).
         attempts: How often it was started in this sweep; 0 if it was done before.
         reason: Why the last attempt failed.
-        log: What it has written.
     """
 
     name: str
+    log: Path
     state: str = "waiting"
     attempts: int = 0
     reason: str = ""
-    log: Path | None = None
 
 
 def sweep(
@@ -174,7 +172,7 @@ def sweep(
         raise ValueError(f'engine must be "local" or "slurm", got {engine!r}')
     _refuse_twins(tasks)
     folder = Path(folder)
-    outcomes = {task.name: Outcome(task.name, log=folder / f"{task.name}.log") for task in tasks}
+    outcomes = {task.name: Outcome(task.name, folder / f"{task.name}.log") for task in tasks}
     queue = []
     for task in tasks:
         if task.done.exists():
@@ -186,19 +184,17 @@ def sweep(
     bar = Progress(title, len(tasks), progress, before=len(tasks) - len(queue))
     with _journal(folder) as write, _sigterm_as_ctrl_c(), bar:
         workers = min(workers or (cores() if engine == "local" else len(queue)), len(queue))
-        start: Callable[[Task, int], Any]
-        if engine == "local":
-            start, interval = _start_here(folder, workers, environments), 0.05
-        else:
-            start, interval = _start_on_slurm(folder, dict(slurm or {})), 0.5
-        _Sweep(outcomes, retries, timeout, write, bar, say, on_end).run(queue, workers, start, interval)
+        runs_on: Engine = Processes(workers, environments)
+        if engine == "slurm":
+            runs_on = Slurm(folder / "jobs", slurm or {})
+        _Sweep(outcomes, retries, timeout, write, bar, say, on_end).run(queue, workers, runs_on)
     return list(outcomes.values())
 
 
 @dataclasses.dataclass
 class _Running:
     task: Task
-    job: Any
+    job: Job
     slot: int
     since: float
     part: float = 0.0
@@ -221,28 +217,29 @@ class _Sweep:
         self.write, self.bar, self.say, self.on_end = write, bar, say, on_end
         self.running: dict[str, _Running] = {}
 
-    def run(self, queue: list[Task], workers: int, start: Callable[[Task, int], Any], interval: float) -> None:
+    def run(self, queue: list[Task], workers: int, engine: Engine) -> None:
         queue, shown = list(queue), 0.0
         try:
             while queue or self.running:
                 while queue and len(self.running) < workers:
                     slot = min(set(range(workers)) - {running.slot for running in self.running.values()})
-                    self._start(queue.pop(0), slot, start)
+                    self._start(queue.pop(0), slot, engine)
                 queue += self._look()
                 if time.monotonic() - shown > 0.5:
                     self._show()
                     shown = time.monotonic()
-                time.sleep(interval)
+                time.sleep(engine.interval)
+            self._show()  # all of it
         except BaseException as error:  # Ctrl-C, mostly
             self._stop(error)
             raise
 
-    def _start(self, task: Task, slot: int, start: Callable[[Task, int], Any]) -> None:
+    def _start(self, task: Task, slot: int, engine: Engine) -> None:
         outcome = self.outcomes[task.name]
         outcome.attempts += 1
         if task.status is not None:
             task.status.unlink(missing_ok=True)
-        job = start(task, slot)
+        job = engine.start(task.command, outcome.log, slot)
         self.running[task.name] = _Running(task, job, slot, time.monotonic())
         about = {"attempt": outcome.attempts, "job": job.name, "command": list(task.command)}
         self.write(task=task.name, event="started", **about)
@@ -261,22 +258,26 @@ class _Sweep:
                 continue
             del self.running[task.name]
             self.bar.end_part(task.name)
-            outcome = self.outcomes[task.name]
-            if task.done.exists() and code == 0:
-                outcome.state, outcome.reason = "done", ""
-            else:
-                outcome.reason = _reason(task, code, self.timeout if late else None, outcome.log)
-                if outcome.attempts <= self.retries and (code != HOPELESS or late):
-                    again.append(task)
-                    outcome.state = "waiting"
-                else:
-                    outcome.state = "failed"
-                more = "is started again" if outcome.state == "waiting" else f"is given up; see {outcome.log}"
-                self.say(f"{task.name} failed ({outcome.reason}) and {more}")
+            outcome = self._ended(task, code, late)
             self.write(task=task.name, event=outcome.state, attempt=outcome.attempts, reason=outcome.reason)
-            if outcome.state != "waiting":
+            if outcome.state == "waiting":
+                again.append(task)
+            else:
                 self.on_end(outcome)
         return again
+
+    def _ended(self, task: Task, code: int, late: bool) -> Outcome:
+        """Done, to be started again, or failed for good."""
+        outcome = self.outcomes[task.name]
+        if task.done.exists() and code == 0:
+            outcome.state, outcome.reason = "done", ""
+            return outcome
+        outcome.reason = _reason(task, code, self.timeout if late else None, outcome.log)
+        worth_it = outcome.attempts <= self.retries and (code != HOPELESS or late)
+        outcome.state = "waiting" if worth_it else "failed"
+        more = "is started again" if worth_it else f"is given up; see {outcome.log}"
+        self.say(f"{task.name} failed ({outcome.reason}) and {more}")
+        return outcome
 
     def _show(self) -> None:
         """How far all of it is, and how far each task that runs."""
@@ -318,14 +319,14 @@ class _Sweep:
                 self.write(task=name, event="interrupted", attempt=self.outcomes[name].attempts)
 
 
-def _reason(task: Task, code: int, timeout: float | None, log: Path | None) -> str:
+def _reason(task: Task, code: int, timeout: float | None, log: Path) -> str:
     if timeout is not None:
         return f"no end after {timeout:g} s"
     if code == 0:
         return f"it ended without making {task.done}"
     if code < 0:
         return f"signal {signal.Signals(-code).name}"
-    said = "" if log is None or not log.exists() else log.read_text(errors="replace").strip().rpartition("\n")[2]
+    said = log.read_text(errors="replace").strip().rpartition("\n")[2] if log.exists() else ""
     return f"exit code {code}: {said[:300]}" if re.match(r"(wideflat|[\w.]*Error): ", said) else f"exit code {code}"
 
 
@@ -334,11 +335,6 @@ def _refuse_twins(tasks: Sequence[Task]) -> None:
         twins = sorted({value for value in values if values.count(value) > 1})
         if twins:
             raise ValueError(f"every task needs a {what} of its own; several have {', '.join(twins)}")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -367,108 +363,6 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# ------------------------------------------------------------------------------------------------------- this machine
-
-
-class _Process:
-    """A task as a process of this machine, with its children in a group of their own."""
-
-    def __init__(self, task: Task, log: IO[bytes], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            list(task.command),
-            stdin=subprocess.PIPE,  # which nobody writes to: it ends when this process does
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-        self.name = f"process {self.process.pid}"
-        self.asked = False
-
-    def poll(self) -> int | None:
-        code = self.process.poll()
-        if code is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-        return code
-
-    def ask(self) -> None:
-        """Let it save and stop; asked twice, it would not save."""
-        if self.poll() is None and not self.asked:
-            self.asked = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGTERM)
-
-    def stop(self, patience: float) -> None:
-        self.ask()
-        try:
-            self.process.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.poll()
-
-
-def _start_here(
-    folder: Path, workers: int, environments: Sequence[Mapping[str, str]]
-) -> Callable[[Task, int], _Process]:
-    threads = int(os.environ.get("OMP_NUM_THREADS", cores())) // workers
-
-    def start(task: Task, slot: int) -> _Process:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(max(threads, 1)), END_WITH_SWEEP: "1"}
-        if environments:
-            environment |= environments[slot % len(environments)]
-        with open(folder / f"{task.name}.log", "ab") as log:
-            return _Process(task, log, environment)
-
-    return start
-
-
-# ---------------------------------------------------------------------------------------------------------- a cluster
-
-
-class _Job:
-    """A task as a job of Slurm."""
-
-    def __init__(self, job: Any) -> None:
-        self.job = job
-        self.name = f"job {job.job_id}"
-
-    def poll(self) -> int | None:
-        if not self.job.done():
-            return None
-        try:
-            return int(self.job.result())
-        except Exception:  # killed by the queue: time limit, memory, a lost node
-            return 1
-
-    def ask(self) -> None:
-        self.job.cancel(check=False)
-
-    def stop(self, patience: float) -> None:
-        self.ask()
-
-
-def _start_on_slurm(folder: Path, parameters: dict[str, Any]) -> Callable[[Task, int], _Job]:
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("engine=\"slurm\" needs submitit: pip install 'wideflat[sweep]'") from None
-    executor = submitit.AutoExecutor(folder=folder / "jobs", cluster=parameters.pop("cluster", None))
-    executor.update_parameters(**{"name": "wideflat", **parameters})
-
-    def start(task: Task, slot: int) -> _Job:
-        return _Job(executor.submit(_run_command, list(task.command), str(folder / f"{task.name}.log")))
-
-    return start
-
-
-def _run_command(command: list[str], log: str) -> int:
-    """On the node of the cluster."""
-    with open(log, "ab") as file:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode
 
 
 # ---------------------------------------------------------------------------------------- python -m ... module:function

@@ -2,69 +2,71 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 
-from wideflat.experiments.cells import NAMES, CellExperiment, row_of
-from wideflat.experiments.experiment import Comparison
+from wideflat.experiments.cells import NAMES, CellOptions, Cells, Choice, row_of
+from wideflat.experiments.experiment import Comparison, Experiment, Item
+from wideflat.experiments.statistics import paper_error, percent
 from wideflat.experiments.table import Table
-from wideflat.presets import COLUMNS, PRESETS, Preset, preset
+from wideflat.experiments.trainings import Plan
+from wideflat.presets import COLUMNS, PRESETS, preset
 from wideflat.report.chart import Chart, Series
 
-__all__ = ["Table1", "paper_error", "percent"]
+__all__ = ["ITEM", "Table1", "Table1Options"]
+
+CHOICE = Choice.of(
+    tuple(PRESETS), seeds=5, quick_rows=("cifar10-smallconvnet",), quick_seeds=2, algorithms=lambda row: COLUMNS
+)
+
+#: ``cells.csv`` has one row a training.
+CELLS = [
+    *("row", "algorithm", "seed", "epochs", "passes", "test_error", "train_error", "train_loss"),
+    *("replica_test_error", "ensemble_test_error", "hours", "run"),
+]
 
 
-class Table1(CellExperiment):
+@dataclasses.dataclass
+class Table1Options(CellOptions):
+    """Test errors of eight pairs of data set and architecture, four algorithms each, against the paper's.
+
+    Examples:
+      wideflat reproduce table1 --quick
+      wideflat reproduce table1 --rows cifar10-smallconvnet --algorithms sgd rsgd esgd --seeds 3 --data ~/data
+      wideflat reproduce table1 --engine slurm --slurm-options partition=gpu gpus_per_node=1 timeout_min=600
+    """
+
+
+class Table1(Experiment):
     """Trains any cells of Table 1 and compares their test errors with the paper's.
 
     The error is that of the center: the network, w of Entropy-SGD, the barycenter of the replicas (with its batch norm
-    computed anew). ``cells.csv`` has one row a training: also the mean error of the replicas, and of their ensemble.
+    computed anew). ``cells.csv`` also has the mean error of the replicas, and that of their ensemble.
     """
 
-    name = "table1"
-    title = "Table 1: test errors"
-    claim = (
-        "The paper finds that rSGD and eSGD reach a lower test error than the baseline with the same number of passes "
-        "over the data, and that rSGD reaches a lower one still when every replica sees as much data as the baseline."
-    )
-    quick_means = (
-        "{epochs} epochs on {images} Dress-vs-Coat images (28x28, two classes) with SmallConvNet, the settings of the "
-        "row otherwise; the paper's numbers are for another task"
-    )
-    default_rows = tuple(PRESETS)
-    default_algorithms = COLUMNS
-    default_seeds = 5
-    quick_seeds = 2
+    def __init__(self, item: Item, folder: Path, options: Table1Options, quick: bool = False) -> None:
+        super().__init__(item, folder, options, quick)
+        self.cells = Cells(options, CHOICE, self.folder, quick)
+        self.numbers = self.cells.numbers()
+        self.work = Plan(self.cells.trainings, self.cells.all, self.write_tables, snapshots=self.cells.snapshots)
 
     def write_tables(self) -> None:
         """One row a finished training."""
-        table = Table(
-            [
-                "row",
-                "algorithm",
-                "seed",
-                "epochs",
-                "passes",
-                "test_error",
-                "train_error",
-                "train_loss",
-                "replica_test_error",
-                "ensemble_test_error",
-                "hours",
-                "run",
-            ],
-            provenance=self.provenance(units="errors are fractions; train_error without augmentation"),
-        )
-        for cell, run in self.finished(self.rows_in("cells")):
+        units = "errors are fractions; train_error without augmentation"
+        table = Table(CELLS, provenance=self.provenance(**self.cells.provenance(), units=units))
+        for cell, run in self.cells.finished(self.table("cells")):
             result = run.result()
             assert result is not None
             replicas = result.get("replica_test_errors")
             seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in run.metrics("timing"))
             table.add(
-                row=row_of(cell.experiment),
-                algorithm=cell.experiment.algorithm,
+                row=row_of(cell.preset),
+                algorithm=cell.preset.algorithm,
                 seed=cell.seed,
-                epochs=cell.experiment.epochs,
-                passes=cell.experiment.passes,
+                epochs=cell.preset.epochs,
+                passes=cell.preset.passes,
                 test_error=result["test_error"],
                 train_error=result["train_error"],
                 train_loss=result["train_loss"],
@@ -77,44 +79,32 @@ class Table1(CellExperiment):
 
     def charts(self) -> list[Chart]:
         """Test errors of every training, one figure a row of the table."""
-        table = self.table("cells")
+        table = self.table("cells") or Table(CELLS)
+        caption = ["Every training, with mean and standard deviation over seeds.", *self.cells.deviations()]
         charts = []
-        for row in [] if table is None else table.unique("row"):
-            part = table.where(row=row)  # type: ignore[union-attr] # None has no rows
+        for row in table.unique("row"):
+            part = table.where(row=row)
+            series = [
+                Series(NAMES.get(name, name), [], list(100 * part.where(algorithm=name)["test_error"]))
+                for name in part.unique("algorithm")
+            ]
+            title, about = f"Test error: {row}", " ".join(caption)
             charts.append(
-                Chart(
-                    f"table1-{row}",
-                    f"Test error: {row}",
-                    "",
-                    "test error (%)",
-                    [
-                        Series(NAMES.get(name, name), [], list(100 * part.where(algorithm=name)["test_error"]))
-                        for name in part.unique("algorithm")
-                    ],
-                    kind="distribution",
-                    caption=self.caption("Every training, with mean and standard deviation over seeds."),
-                )
+                Chart(f"table1-{row}", title, "", "test error (%)", series, kind="distribution", caption=about)
             )
         return charts
 
     def comparison(self) -> Comparison:
         """Mean and standard deviation over seeds against the paper's."""
-        table = self.table("cells")
+        table = self.table("cells") or Table(CELLS)
         rows = []
-        for row in [] if table is None else table.unique("row"):
-            for algorithm in table.where(row=row).unique("algorithm"):  # type: ignore[union-attr]
-                part = table.where(row=row, algorithm=algorithm)  # type: ignore[union-attr]
+        for row in table.unique("row"):
+            for algorithm in table.where(row=row).unique("algorithm"):
+                part = table.where(row=row, algorithm=algorithm)
+                errors = ("test_error", "replica_test_error", "ensemble_test_error", "train_error")
+                paper = paper_error(preset(row, algorithm))
                 rows.append(
-                    [
-                        row,
-                        NAMES.get(algorithm, algorithm),
-                        paper_error(preset(row, algorithm)),
-                        percent(part["test_error"]),
-                        percent(part["replica_test_error"]),
-                        percent(part["ensemble_test_error"]),
-                        percent(part["train_error"]),
-                        len(part),
-                    ]
+                    [row, NAMES.get(algorithm, algorithm), paper, *(percent(part[name]) for name in errors), len(part)]
                 )
         return Comparison(
             ["row", "algorithm", "paper (%)", "measured (%)", "replicas (%)", "ensemble (%)", "training (%)", "n"],
@@ -122,32 +112,23 @@ class Table1(CellExperiment):
             [
                 "Measured: test error of the center, mean ± standard deviation over n seeds; beside it the mean of the "
                 "replicas, their ensemble, and the training error of the center without augmentation.",
-                *self.deviations(),
+                *self.cells.deviations(),
             ],
+            keys=["row", "algorithm", "paper", "measured", "replicas", "ensemble", "training", "n"],
         )
 
 
-def paper_error(cell: Preset) -> str:
-    """The number of Table 1, as printed; a dash where the table is blank.
-
-    Example:
-        >>> paper_error(preset("cifar10-resnet18", "rsgd")), paper_error(preset("cifar10-pyramidnet", "esgd"))
-        ('12.4 ± 0.3', '-')
-    """
-    if cell.paper_error is None:
-        return "-"
-    return f"{cell.paper_error:.1f}" + ("" if cell.paper_spread is None else f" ± {cell.paper_spread:.1f}")
-
-
-def percent(fractions: np.ndarray, digits: int = 2) -> str:
-    """Mean ± standard deviation of fractions, in percent; a dash where there are none.
-
-    Example:
-        >>> percent(np.array([0.10, 0.12])), percent(np.array([0.1])), percent(np.array([np.nan]))
-        ('11.00 ± 1.41', '10.00', '-')
-    """
-    values = 100 * fractions[np.isfinite(fractions)]
-    if not len(values):
-        return "-"
-    spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{spread}"
+ITEM = Item(
+    name="table1",
+    title="Table 1: test errors",
+    claim=(
+        "The paper finds that rSGD and eSGD reach a lower test error than the baseline with the same number of passes "
+        "over the data, and that rSGD reaches a lower one still when every replica sees as much data as the baseline."
+    ),
+    quick_means=(
+        "{epochs} epochs on {images} Dress-vs-Coat images (28x28, two classes) with SmallConvNet, the settings of the "
+        "row otherwise; the paper's numbers are for another task"
+    ),
+    options=Table1Options,
+    make=Table1,
+)

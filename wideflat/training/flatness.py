@@ -22,7 +22,16 @@ from wideflat.presets import Preset
 from wideflat.training.runs import Run
 from wideflat.training.training import augmentation
 
-__all__ = ["augmentation_of_run", "augmenting", "images_of_run", "kept", "measurable", "profile_of_run"]
+__all__ = [
+    "augmentation_of_run",
+    "augmenting",
+    "images_of_run",
+    "kept",
+    "measurable",
+    "profile_of_run",
+    "read_profile",
+    "without_request",
+]
 
 
 def profile_of_run(
@@ -48,7 +57,7 @@ def profile_of_run(
         augment: With the augmentation of its training, as the paper does.
         **settings: More arguments of :func:`wideflat.local_energy`.
     """
-    data = _limited(run, data)
+    data = data.limited(run.config["options"]["limit_data"])
     used = augmentation_of_run(run) if augment else augmentation_of_run(run).evaluation()
 
     def measure() -> LocalEnergy:
@@ -88,7 +97,7 @@ def measurable(
     Returns:
         The network; inputs and targets; more arguments of the measurement: what makes inputs out of bytes.
     """
-    data = _limited(run, data)
+    data = data.limited(run.config["options"]["limit_data"])
     used = augmentation_of_run(run) if augment else augmentation_of_run(run).evaluation()
     pixels = data.train.images.permute(0, 2, 3, 1).contiguous().to(device)
     more: dict[str, Any] = {"augment": augmenting(used, data)}
@@ -115,15 +124,26 @@ def kept(path: Path, request: dict[str, Any], measure: Callable[[], LocalEnergy]
         measure: Measures it.
     """
     request = {name: list(value) if isinstance(value, tuple) else value for name, value in request.items()}
-    if path.exists():
-        with contextlib.suppress(ValueError):  # a damaged file is measured again
-            profile = LocalEnergy.load(path)
-            if profile.conventions.get("request") == request:
-                return profile
+    there = read_profile(path)
+    if there is not None and there.conventions.get("request") == request:
+        return there
     profile = measure()
     profile.conventions["request"] = request
     profile.save(path)
     return profile
+
+
+def read_profile(path: Path) -> LocalEnergy | None:
+    """The profile in a file; None if it is not there, or damaged: it is measured again then."""
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            return LocalEnergy.load(path)
+    return None
+
+
+def without_request(profile: LocalEnergy) -> dict[str, Any]:
+    """The conventions of a profile, without what :func:`kept` has added."""
+    return {name: value for name, value in profile.conventions.items() if name != "request"}
 
 
 def augmentation_of_run(run: Run) -> Augmentation:
@@ -142,10 +162,5 @@ def images_of_run(run: Run, folder: str | os.PathLike[str] | None = None) -> Ima
     if folder is None:
         sources = [row.get("data_source") for row in run.metrics("environment")]
         folder = next((source for source in reversed(sources) if source and Path(source).exists()), None)
-    return _limited(run, load(about["name"], folder, allow_altered=about["altered"]))
-
-
-def _limited(run: Run, data: ImageData) -> ImageData:
-    """As much of the data as the run has used."""
-    limit = run.config["options"]["limit_data"]
-    return data.subset(min(limit, len(data.train)), min(limit, len(data.test))) if limit else data
+    data = load(about["name"], folder, allow_altered=about["altered"])
+    return data.limited(run.config["options"]["limit_data"])

@@ -105,9 +105,7 @@ class Training:
         self.device = torch.device(device)
         if data.num_classes != preset.num_classes:
             raise ValueError(f"{data.name} has {data.num_classes} classes, {preset.name} {preset.num_classes}")
-        if limit := self.options.limit_data:
-            data = data.subset(min(limit, len(data.train)), min(limit, len(data.test)))
-        self.data = data
+        self.data = data = data.limited(self.options.limit_data)
         self.augmentation = augmentation(preset, data.image_size)
         self.learner = Learner(preset, self._network, self.options.seed, self.company)
         self.streams = [self._stream("data", a) for a in self.learner.local_replicas]

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from wideflat.experiments.pgdl import (
-    find_models,
-    keras_sequential,
-    load_images,
-    load_keras_weights,
-    of_one_architecture,
-    task_folder,
-)
+from wideflat.experiments.pgdl import find_models, load_images, of_one_architecture, task_folder
+from wideflat.experiments.pgdl.keras import keras_sequential, load_keras_weights
 
 _spec = importlib.util.spec_from_file_location("pgdl_folder", Path(__file__).with_name("pgdl_folder.py"))
 assert _spec is not None and _spec.loader is not None

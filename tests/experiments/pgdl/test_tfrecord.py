@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wideflat.experiments.tfrecord import read_examples
+from wideflat.experiments.pgdl.tfrecord import read_examples
 
 DTYPES = {np.dtype(np.float32): 1, np.dtype(np.int32): 3, np.dtype(np.int64): 9, np.dtype(np.uint8): 4}
 

@@ -65,30 +65,35 @@ def _tensor(content: bytes) -> np.ndarray:
     if not isinstance(kind, int) or kind not in _TYPES:
         raise ValueError(f"tensors of TensorFlow's type {kind!r} are not understood, only {sorted(_TYPES)}")
     dtype, values_field = _TYPES[kind]
-    shape: list[int] = []
-    for number, value in fields:
-        if number == 2:
-            for dimension in _children(_as_bytes(value), 2):
-                size = [part for key, part in _fields(dimension) if key == 1]
-                shape.append(int(size[0]) if size else 0)
+    dimensions = [part for number, value in fields if number == 2 for part in _children(_as_bytes(value), 2)]
+    shape = [_size(dimension) for dimension in dimensions]
     raw = [value for number, value in fields if number == 4]
     if raw:
         return np.frombuffer(_as_bytes(raw[0]), dtype).reshape(shape)
-    values: list[float] = []
-    for number, value in fields:
-        if number == values_field:
-            if isinstance(value, int):
-                values.append(value)
-            elif np.issubdtype(dtype, np.floating):
-                values += np.frombuffer(value, dtype).tolist()
-            else:
-                position = 0
-                while position < len(value):
-                    item, position = _varint(value, position)
-                    values.append(item - (1 << 64) if item >> 63 else item)
+    values = [entry for number, value in fields if number == values_field for entry in _values(value, dtype)]
     count = int(np.prod(shape, dtype=int))
     filled: np.ndarray = np.array(values or [0], dtype)
     return (np.repeat(filled[-1:], count) if len(filled) < count else filled[:count]).reshape(shape)
+
+
+def _size(dimension: bytes) -> int:
+    """``Dim { size = 1 }``, which is left out where it is 0."""
+    size = [part for key, part in _fields(dimension) if key == 1]
+    return int(size[0]) if size else 0
+
+
+def _values(value: int | bytes, dtype: type) -> list[float]:
+    """One number, or several that are packed."""
+    if isinstance(value, int):
+        return [value]
+    if np.issubdtype(dtype, np.floating):
+        return np.frombuffer(value, dtype).tolist()
+    values: list[float] = []
+    position = 0
+    while position < len(value):
+        item, position = _varint(value, position)
+        values.append(item - (1 << 64) if item >> 63 else item)
+    return values
 
 
 # ------------------------------------------------------------------------------------------------ protocol buffers

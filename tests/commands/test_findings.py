@@ -1,15 +1,18 @@
+import html
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 
 from wideflat import cli
+from wideflat.commands.findings import collect, summary
 from wideflat.committee import SETTINGS, train
 from wideflat.energy.measure import LocalEnergy
 from wideflat.entropy.measure import local_entropy
-from wideflat.experiments.fig6 import Fig6
-from wideflat.report.collect import collect, summary
+from wideflat.experiments.fig6 import ITEM as FIG6
+from wideflat.experiments.table1 import ITEM as TABLE1
 from wideflat.training.runs import Run
 
 
@@ -33,7 +36,7 @@ def results(tmp_path_factory):
     (folder / "runs" / "first" / "local-energy.json").write_text('{"sigmas": [0], "mean": [')  # cut off
     (folder / "notes.json").write_text('["something else"]')
     np.savez(folder / "other.npz", a=np.zeros(2))
-    fig6 = Fig6(folder / "fig6-quick", quick=True, restarts=2, dropouts=(0.0, 0.4), size=20, deltas=(0.1, 1.0))
+    fig6 = FIG6.open(folder / "fig6-quick", quick=True, restarts=2, dropouts=(0.0, 0.4), size=20, deltas=(0.1, 1.0))
     fig6.compute()
     return folder
 
@@ -87,6 +90,40 @@ def test_wrong_paths_are_explained(tmp_path, capsys, name, message):
 
 
 def test_configurations_are_kept_word_for_word(results, tmp_path):
-    cli.main(["report", str(results / "runs"), "--out", str(tmp_path / "page.html"), "-q"])
+    assert cli.main(["report", str(results / "runs"), "--out", str(tmp_path / "page.html"), "-q"]) == 0
     text = (tmp_path / "page.html").read_text()
-    assert json.dumps({"seed": 7})[1:-1].replace('"', "&quot;") in text
+    (shown,) = re.findall(r"<summary>Configuration of first</summary><pre>(.*?)</pre>", text, re.DOTALL)
+    config = Run.open(results / "runs" / "first").config
+    assert json.loads(html.unescape(shown)) == config and config["options"] == {"seed": 7}
+    assert config["experiment"]["name"] == "cifar10-<b>net"  # what HTML must escape comes back, too
+
+
+def test_json_has_numbers_as_numbers(results, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(results), "--out", str(page), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    (run,) = content["runs"]
+    assert (run["test_error_percent"], run["paper_percent"], run["paper_percent_spread"]) == (25.0, 16.5, 0.2)
+    assert (run["epochs"], run["epochs_of"], run["seed"]) == (2, 3, 7)
+    assert [item["item"] for item in content["experiments"]] == ["fig6"] and content["report"] == str(page)
+    (plain, _) = content["experiments"][0]["rows"]
+    assert plain["n"] == plain["solved"] == 2 and 0 <= plain["test_error_percent"] <= 100
+    assert "local-energy.json" in "".join(content["unread"]) and content["energies"]["flat"]["mean"] == [0.0, 0.1]
+
+
+def test_an_experiment_is_shown_with_the_options_it_was_computed_with(tmp_path):
+    """Not with the defaults of its item: another length or fewer images must be said."""
+    small = {"epochs": 1, "limit_data": 30, "seeds": 1, "algorithms": ("sgd",), "rows": ("cifar10-smallconvnet",)}
+    item = TABLE1.open(tmp_path / "table1-quick", quick=True, **small)
+    item.compute()
+    (found,) = collect([tmp_path]).experiments
+    assert "1 epochs on 30 Dress-vs-Coat images" in found.label == item.label
+    assert found.comparison() == item.comparison()
+    table = item.table("cells")
+    table.provenance = {"item": "table1", "label": "", "options": {"epochs": 7, "nonsense": 1}}
+    table.save(tmp_path / "another" / "cells.csv")
+    (found,) = collect([tmp_path / "another"]).experiments
+    assert any("7 epochs of the baseline" in remark for remark in found.comparison().remarks)
+    table.provenance = {"item": "table1", "label": "QUICK"}  # as written before options were recorded
+    table.save(tmp_path / "another" / "cells.csv")
+    assert len(collect([tmp_path / "another"]).experiments[0].comparison().rows) == 1

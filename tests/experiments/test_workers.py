@@ -13,11 +13,11 @@ import pytest
 
 from wideflat import cli
 from wideflat.experiments import trainings
-from wideflat.experiments.fig4 import Fig4
-from wideflat.experiments.fig6 import Fig6
-from wideflat.experiments.fig7 import Fig7
-from wideflat.experiments.pieces import PieceExperiment, Workers, slurm_parameters
-from wideflat.experiments.table1 import Table1
+from wideflat.experiments.fig4 import ITEM as FIG4
+from wideflat.experiments.fig6 import ITEM as FIG6
+from wideflat.experiments.fig7 import ITEM as FIG7
+from wideflat.experiments.table1 import ITEM as TABLE1
+from wideflat.experiments.workers import Workers, slurm_parameters
 from wideflat.training.runs import Run
 
 SMALL = {"epochs": 2, "limit_data": 40, "seeds": 1, "algorithms": ("sgd", "esgd")}
@@ -26,13 +26,15 @@ LONGER = {"epochs": 40, "limit_data": 200, "seeds": 1, "algorithms": ("sgd", "rs
 SGD, ESGD, RSGD = (f"quick-cifar10-smallconvnet-{name}-seed-0" for name in ("sgd", "esgd", "rsgd"))
 
 
-def make(kind, folder, options, **workers):
-    """An item, with its messages."""
-    item: PieceExperiment = kind(folder, True, **options)
+def make(item, folder, options, **workers):
+    """An experiment, workers if they are asked for, and their messages."""
     said: list[str] = []
-    if workers:
-        item.distribute(Workers(**{"count": 2, "say": said.append, **workers}), options)
-    return item, said
+    asked = Workers(**{"count": 2, "say": said.append, **workers}) if workers else None
+    return item.open(folder, True, **options), asked, said
+
+
+def runs_of(item):
+    return item.work.trainings.folder
 
 
 def journal(item, event="started"):
@@ -58,21 +60,21 @@ def when(condition, then):
 
 def has_metrics(item, *names):
     """Of two epochs: the state after the first one is on disk then."""
-    paths = [item.runs / name / "metrics.jsonl" for name in names]
+    paths = [runs_of(item) / name / "metrics.jsonl" for name in names]
     return lambda: all(path.exists() and path.read_text().count("\n") > 1 for path in paths)
 
 
 def weights(item, name):
-    return (item.runs / name / "model.safetensors").read_bytes()
+    return (runs_of(item) / name / "model.safetensors").read_bytes()
 
 
 def test_several_processes_give_what_one_gives(tmp_path):
     """Trainings and measurements; bit for bit, since every process of the test suite has one thread."""
     options = {**SMALL, "rows": ("cifar10-smallconvnet",), "sigmas": (0.0, 0.5)}
-    alone, _ = make(Fig4, tmp_path / "alone", options)
-    alone.compute()
-    several, said = make(Fig4, tmp_path / "several", options, retries=0)
-    several.compute()
+    alone, workers, _ = make(FIG4, tmp_path / "alone", options)
+    alone.compute(workers)
+    several, workers, said = make(FIG4, tmp_path / "several", options, retries=0)
+    several.compute(workers)
     assert journal(several) == [SGD, ESGD] and said == []  # in the order of the item
     assert weights(several, SGD) == weights(alone, SGD) and weights(several, ESGD) == weights(alone, ESGD)
     for name in ("networks", "profiles"):
@@ -80,54 +82,56 @@ def test_several_processes_give_what_one_gives(tmp_path):
     assert len(several.table("profiles")) == 4
     assert sorted(path.suffix for path in (tmp_path / "several" / "sweep").iterdir()) == [".jsonl", ".log", ".log"]
     # All is there: no process is started. Another training alone: in this process.
-    again, _ = make(Fig4, tmp_path / "several", {**options, "algorithms": ("sgd", "esgd", "rsgd")}, retries=0)
-    again.compute()
+    again, workers, _ = make(FIG4, tmp_path / "several", {**options, "algorithms": ("sgd", "esgd", "rsgd")}, retries=0)
+    again.compute(workers)
     assert len(journal(again)) == 2 and len(again.table("networks")) == 3
 
 
 def test_a_killed_process_is_reported_and_started_again_and_a_hopeless_one_is_listed_at_the_end(tmp_path):
-    item, said = make(Table1, tmp_path, {**LONGER, "algorithms": ("esgd", "sgd", "rsgd"), "epochs": 12}, retries=1)
-    (item.runs / ESGD).mkdir(parents=True)
-    (item.runs / ESGD / "letter.txt").write_text("not a run")
+    item, workers, said = make(
+        TABLE1, tmp_path, {**LONGER, "algorithms": ("esgd", "sgd", "rsgd"), "epochs": 12}, retries=1
+    )
+    (runs_of(item) / ESGD).mkdir(parents=True)
+    (runs_of(item) / ESGD / "letter.txt").write_text("not a run")
 
     def kill():
-        os.kill(json.loads((item.runs / SGD / "lock").read_text())["pid"], signal.SIGKILL)
+        os.kill(json.loads((runs_of(item) / SGD / "lock").read_text())["pid"], signal.SIGKILL)
 
     thread = when(has_metrics(item, SGD), kill)
     with pytest.raises(RuntimeError, match="1 of the pieces of table1 failed") as error:
-        item.compute()
+        item.compute(workers)
     thread.join()
-    assert f"{ESGD}: exit code 2: wideflat: {item.runs / ESGD} exists and is not a run" in str(error.value)
+    assert f"{ESGD}: exit code 2: wideflat: {runs_of(item) / ESGD} exists and is not a run" in str(error.value)
     assert "(1 attempts; see" in str(error.value)  # a wrong folder stays wrong
     assert f"{SGD} failed (signal SIGKILL) and is started again" in said
     assert any(text.startswith(f"{ESGD} failed (exit code 2") and "is given up" in text for text in said)
     assert item.table("cells").unique("algorithm") == ["sgd", "rsgd"]  # the rest is finished
-    events = [line["event"] for line in Run.open(item.runs / SGD).metrics("events")]
+    events = [line["event"] for line in Run.open(runs_of(item) / SGD).metrics("events")]
     assert events[0].startswith("resumed") and events[-1].startswith("finished")
-    undisturbed, _ = make(Table1, tmp_path / "undisturbed", {**LONGER, "algorithms": ("sgd",), "epochs": 12})
-    undisturbed.compute()
+    undisturbed, workers, _ = make(TABLE1, tmp_path / "undisturbed", {**LONGER, "algorithms": ("sgd",), "epochs": 12})
+    undisturbed.compute(workers)
     assert weights(item, SGD) == weights(undisturbed, SGD)
 
 
 @pytest.mark.slow
 def test_ctrl_c_stops_all_and_the_same_command_goes_on(tmp_path):
-    item, said = make(Table1, tmp_path, LONGER, retries=0)
+    item, workers, said = make(TABLE1, tmp_path, LONGER, retries=0)
     thread = when(has_metrics(item, SGD, RSGD), lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        item.compute()
+        item.compute(workers)
     thread.join()
     assert said == [f"interrupted: {SGD}, {RSGD} may save and stop; once more to end at once"]
     assert journal(item, "interrupted") == [SGD, RSGD]
     for name in (SGD, RSGD):
-        run = Run.open(item.runs / name)
+        run = Run.open(runs_of(item) / name)
         assert run.result() is None and "stopped by SIGTERM" in run.metrics("events")[-1]["event"]
         with run.locked():  # nobody is left
             pass
     assert len(item.table("cells")) == 0
-    item, _ = make(Table1, tmp_path, LONGER, retries=0)
-    item.compute()
+    item, workers, _ = make(TABLE1, tmp_path, LONGER, retries=0)
+    item.compute(workers)
     assert len(item.table("cells")) == 2
-    assert all("resumed" in Run.open(item.runs / name).metrics("events")[1]["event"] for name in (SGD, RSGD))
+    assert all("resumed" in Run.open(runs_of(item) / name).metrics("events")[1]["event"] for name in (SGD, RSGD))
 
 
 @pytest.mark.slow
@@ -150,21 +154,21 @@ def test_processes_whose_sweep_was_killed_save_and_stop(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
-    undisturbed, _ = make(Table1, tmp_path / "undisturbed", LONGER)
-    undisturbed.compute()
+    undisturbed, workers, _ = make(TABLE1, tmp_path / "undisturbed", LONGER)
+    undisturbed.compute(workers)
     for name in (SGD, RSGD):
         assert (runs / name / "model.safetensors").read_bytes() == weights(undisturbed, name)
 
 
 def test_what_another_command_works_on_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(trainings, "WAIT", 0.05)
-    item, _ = make(Table1, tmp_path, {**SMALL, "algorithms": ("sgd", "rsgd", "esgd")}, retries=0)
-    held = Run(item.runs / SGD, {})
+    item, workers, _ = make(TABLE1, tmp_path, {**SMALL, "algorithms": ("sgd", "rsgd", "esgd")}, retries=0)
+    held = Run(runs_of(item) / SGD, {})
     held.path.mkdir(parents=True)
     lock = held.locked()
     lock.__enter__()
-    when((item.runs / RSGD / "model.json").exists, lambda: lock.__exit__(None, None, None))
-    item.compute()
+    when((runs_of(item) / RSGD / "model.json").exists, lambda: lock.__exit__(None, None, None))
+    item.compute(workers)
     assert journal(item) == [RSGD, ESGD]  # the third is trained here when it is free
     assert len(item.table("cells")) == 3
 
@@ -172,20 +176,19 @@ def test_what_another_command_works_on_is_waited_for(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_trainings_that_diverge_in_a_process_are_remarked_and_not_tried_again(tmp_path):
     options = {"lr": 1e9, "epochs": 2, "limit_data": 40, "dropouts": (0.0,), "batch_sizes": (8, 16)}
-    item, said = make(Fig7, tmp_path, {**options, "weight_decays": (0.0,)}, retries=3)
-    item.compute()
+    item, workers, said = make(FIG7, tmp_path, {**options, "weight_decays": (0.0,)}, retries=3)
+    item.compute(workers)
     assert len(journal(item)) == 2 and said == []
     assert sum("diverged" in remark for remark in item.comparison().remarks) == 2
 
 
 def test_settings_of_the_committee_machine_are_pieces_where_workers_are_asked_for(tmp_path):
     options = {"dropouts": (0.0, 0.3), "restarts": 2, "size": 30, "deltas": (0.05, 0.5), "sigmas": (0.0, 0.5)}
-    alone, _ = make(Fig6, tmp_path / "alone", options)
-    alone.distribute(Workers(), options)
-    assert alone.workers is None  # its trainings are spread over the cores by themselves
-    alone.compute()
-    several, said = make(Fig6, tmp_path / "several", options, retries=0)
-    several.compute()
+    alone, _, _ = make(FIG6, tmp_path / "alone", options)
+    alone.compute(Workers())
+    assert not (alone.folder / "sweep").exists()  # its trainings are spread over the cores by themselves
+    several, workers, said = make(FIG6, tmp_path / "several", options, retries=0)
+    several.compute(workers)
     assert journal(several) == ["balanced-0-dropout-0", "balanced-0-dropout-0.3"] and said == []
     for name in ("restarts", "entropy", "energy"):
         assert several.table(name).rows == alone.table(name).rows
@@ -209,7 +212,7 @@ def test_wrong_options_are_refused(tmp_path, capsys):
         (["--slurm-options", "partition=gpu"], "are for --engine slurm"),
         (["--engine", "slurm", "--slurm-options", "gpu"], "KEY=VALUE, such as partition=gpu"),
     ):
-        assert cli.main(["reproduce", "table1", "--quick", "--out", str(tmp_path), *options]) == cli.FAILED
+        assert cli.main(["reproduce", "table1", "--quick", "--out", str(tmp_path), *options]) == cli.USAGE
         assert words in capsys.readouterr().err
 
 
@@ -224,8 +227,8 @@ def test_options_of_slurm():
 
 
 def test_data_that_is_not_there_is_said_once(tmp_path):
-    item, said = make(Table1, tmp_path, {**SMALL, "data": tmp_path / "nowhere"}, retries=0)
-    item.quick = False
+    said: list[str] = []
+    item = TABLE1.open(tmp_path, **SMALL, rows=("cifar10-smallconvnet",), data=tmp_path / "nowhere")
     with pytest.raises(RuntimeError, match="CIFAR-10 was not found in"):
-        item.compute()
+        item.compute(Workers(count=2, say=said.append, retries=0))
     assert said == [] and not (Path(tmp_path) / "sweep").exists()

@@ -8,7 +8,6 @@ is started again when it dies, and leaves its answer in a file; the tables are w
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import itertools
 import json
@@ -16,20 +15,37 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wideflat.data import DataError
-from wideflat.experiments.experiment import Experiment
-from wideflat.experiments.sweep import FolderInUse, Task, cores, sweep
+from wideflat.experiments import item as find_item
+from wideflat.experiments.engines import cores
+from wideflat.experiments.sweep import FolderInUse, Outcome, Task, sweep
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
 
-__all__ = ["Answer", "PieceExperiment", "Workers", "slurm_parameters", "work"]
+if TYPE_CHECKING:
+    from wideflat.experiments.experiment import Experiment
+
+__all__ = ["Answer", "Workers", "report_lost", "slurm_parameters", "work"]
 
 #: Parameters of submitit that are not of one kind of cluster; all others are Slurm's own.
 _SHARED = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node", "cluster")
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What became of a piece.
+
+    Args:
+        state: ``done``; ``failed`` after all attempts; or what the piece itself says about it, such as ``in use``.
+        reason: More about it.
+    """
+
+    state: str
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,116 +87,83 @@ class Workers:
         gpus = torch.cuda.device_count() if device == "cuda" and self.engine == "local" else 0
         return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(gpus)] if gpus > 1 else []
 
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What became of a piece.
-
-    Args:
-        state: ``done``; ``failed`` after all attempts; or what the piece itself says about it, such as ``in use``.
-        reason: More about it.
-    """
-
-    state: str
-    reason: str = ""
-
-
-class PieceExperiment(Experiment):
-    """An experiment that several processes can compute.
-
-    Attributes:
-        workers: The processes that compute it; None to compute it in this one.
-        options_given: What its constructor was given besides folder and quick, so that others can make it again.
-        device: Where to compute.
-        pieces_are_locked: Whether a piece is held by who computes it, so that the same command may be started twice and
-            share the work.
-    """
-
-    workers: Workers | None = None
-    options_given: Mapping[str, Any]
-    device = "cpu"
-    pieces_are_locked = False
-
-    def distribute(self, workers: Workers, options: Mapping[str, Any]) -> None:
-        """Let other processes compute the pieces.
+    def compute(
+        self,
+        experiment: Experiment,
+        names: Sequence[str],
+        after_each: Callable[[], object],
+        device: str = "cpu",
+        shared: bool = False,
+    ) -> dict[str, Answer]:
+        """Have pieces of an experiment computed.
 
         Args:
-            workers: Which.
-            options: What the constructor of this experiment was given besides ``folder`` and ``quick``.
-        """
-        self.workers, self.options_given = workers, options
-        self.lost: dict[str, str] = {}
-
-    @abc.abstractmethod
-    def do_piece(self, name: str) -> Answer:
-        """Compute one piece in this process, or find out that it cannot be."""
-
-    def ask_workers(self, names: Sequence[str], after_each: Callable[[], object]) -> dict[str, Answer]:
-        """Have pieces computed by other processes.
-
-        Args:
+            experiment: Which; the processes make it again from its item, folder and options.
             names: The pieces.
             after_each: Called whenever one is done, to write the tables.
+            device: Where they are computed.
+            shared: Whether a piece is held by who computes it, so that the same command may be started twice and share
+                the work.
 
         Returns:
-            The answer of each. Those that failed for good are also in ``lost``.
+            The answer of each.
         """
-        workers = self.workers
-        assert workers is not None
         token = secrets.token_hex(4)  # answers of an earlier sweep that was killed are not ours
         for number in itertools.count(1):
-            folder = (self.folder / ("sweep" if number == 1 else f"sweep-{number}")).absolute()
-            tasks = [self._task(name, folder, token) for name in names]
+            folder = (experiment.folder / ("sweep" if number == 1 else f"sweep-{number}")).absolute()
+            tasks = [_task(experiment, name, folder, token) for name in names]
             try:
                 outcomes = sweep(
                     tasks,
                     folder,
-                    workers=workers.number(self.device),
-                    retries=workers.retries,
-                    engine=workers.engine,
-                    slurm=workers.slurm,
-                    environments=workers.environments(self.device),
-                    title=self.name,
-                    say=workers.say,
+                    workers=self.number(device),
+                    retries=self.retries,
+                    engine=self.engine,
+                    slurm=self.slurm,
+                    environments=self.environments(device),
+                    title=experiment.name,
+                    say=self.say,
                     on_end=lambda outcome: after_each(),
                 )
                 break
             except FolderInUse:  # the same command was started twice
-                if not self.pieces_are_locked:
+                if not shared:
                     raise
-                continue
             except BaseException:
                 for task in tasks:
                     task.done.unlink(missing_ok=True)
                 raise
-        answers = {}
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            if outcome.state == "done":
-                answers[outcome.name] = Answer(**json.loads(task.done.read_text()))
-                task.done.unlink()
-            else:
-                answers[outcome.name] = Answer("failed", outcome.reason)
-                self.lost[outcome.name] = f"{outcome.reason} ({outcome.attempts} attempts; see {outcome.log})"
-        return answers
+        return {task.name: _answer(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True)}
 
-    def report_lost(self) -> None:
-        """Raise if pieces failed for good."""
-        if self.workers is not None and self.lost:
-            each = "\n".join(f"  {name}: {reason}" for name, reason in self.lost.items())
-            raise RuntimeError(
-                f"{len(self.lost)} of the pieces of {self.name} failed and are missing; the same command tries them "
-                f"again:\n{each}"
-            )
 
-    def _task(self, name: str, folder: Path, token: str) -> Task:
-        answer, status = folder / f"{name}.{token}.answer", folder / f"{name}.progress"
-        options = {key: _plain(value) for key, value in self.options_given.items()}
-        arguments = [self.name, str(self.folder.absolute()), self.quick, options, name, str(answer), str(status)]
-        return Task.call(name, "wideflat.experiments.pieces:work", arguments, answer, status)
+def report_lost(item: str, answers: Mapping[str, Answer]) -> None:
+    """Raise if pieces of an item failed for good."""
+    lost = {name: answer.reason for name, answer in answers.items() if answer.state == "failed"}
+    if lost:
+        each = "\n".join(f"  {name}: {reason}" for name, reason in lost.items())
+        raise RuntimeError(
+            f"{len(lost)} of the pieces of {item} failed and are missing; the same command tries them again:\n{each}"
+        )
+
+
+def _answer(task: Task, outcome: Outcome) -> Answer:
+    if outcome.state != "done":
+        return Answer("failed", f"{outcome.reason} ({outcome.attempts} attempts; see {outcome.log})")
+    answer = Answer(**json.loads(task.done.read_text()))
+    task.done.unlink()
+    return answer
+
+
+def _task(experiment: Experiment, name: str, folder: Path, token: str) -> Task:
+    answer, status = folder / f"{name}.{token}.answer", folder / f"{name}.progress"
+    options = {key: _plain(value) for key, value in dataclasses.asdict(experiment.options).items()}
+    where = str(experiment.folder.absolute())
+    arguments = [experiment.name, where, experiment.quick, options, name, str(answer), str(status)]
+    return Task.call(name, f"{__name__}:work", arguments, answer, status)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can carry it; paths from the root, since a node of a cluster may start elsewhere."""
+    """What JSON can carry; paths hold wherever the process is started."""
     if isinstance(value, Path):
         return str(value.absolute())
     return list(value) if isinstance(value, tuple) else value
@@ -193,19 +176,14 @@ def work(item: str, folder: str, quick: bool, options: dict[str, Any], name: str
         item: Name of the experiment.
         folder: Of the experiment.
         quick: The reduced form.
-        options: Its other options.
+        options: Its options.
         name: Of the piece.
         answer: The file for the answer.
         status: The file for the progress.
     """
-    from wideflat.experiments import item as find
-
     Progress.report_to = Path(status)
-    experiment = find(item)(Path(folder), quick, **options)
-    if not isinstance(experiment, PieceExperiment):
-        raise ValueError(f"{item} is not computed in pieces")
     try:
-        said = experiment.do_piece(name)
+        said = find_item(item).open(folder, quick, **options).compute_piece(name)
     except DataError as error:
         raise FileNotFoundError(str(error)) from error  # it would be the same the next time
     finally:

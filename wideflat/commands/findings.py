@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,19 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from wideflat import experiments
 from wideflat.committee import Solutions
 from wideflat.energy.measure import LocalEnergy
 from wideflat.entropy.measure import LocalEntropy
 from wideflat.experiments import ITEMS
-from wideflat.experiments.experiment import Experiment
+from wideflat.experiments import item as find_item
+from wideflat.experiments.experiment import Comparison, Experiment
+from wideflat.experiments.statistics import Shown, number
 from wideflat.experiments.table import Table
+from wideflat.files import names_in_npz
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
 from wideflat.training.runs import Run
 
-__all__ = ["Findings", "collect", "write_report"]
+__all__ = ["Findings", "collect", "print_summary", "record", "summary", "write_report"]
+
+
+#: What JSON calls the columns of the table of runs.
+RUN_KEYS = (
+    *("run", "preset", "algorithm", "seed", "epochs"),
+    *("train_error_percent", "test_error_percent", "paper_percent"),
+)
 
 
 @dataclass
@@ -86,8 +97,7 @@ def _read_run(path: Path, label: str, found: Findings) -> None:
 
 
 def _read_arrays(path: Path, label: str, found: Findings) -> None:
-    with np.load(path, allow_pickle=False) as content:
-        names = set(content.files)
+    names = set(names_in_npz(path))
     label = label.removesuffix(".npz")
     if {"deltas", "phi"} <= names:
         found.entropies[label] = LocalEntropy.load(path)
@@ -108,7 +118,11 @@ def _item_of(folder: Path) -> Experiment | None:
             continue
         about = Table.load(path).provenance
         if about.get("item") in ITEMS:
-            return experiments.item(about["item"])(folder, quick=bool(about.get("label")))
+            item, chosen = find_item(about["item"]), about.get("options", {})
+            # where data and runs were is not known here: of folders the record has the names alone
+            known = {field.name for field in dataclasses.fields(item.options)} - {"data", "runs"}
+            options = {name: chosen[name] for name in known if name in chosen}
+            return item.open(folder, quick=bool(about.get("label")), **options)
     return None
 
 
@@ -123,14 +137,29 @@ def write_report(found: Findings, path: Path, title: str = "wideflat report") ->
         page.table(columns, rows, caption="Runs: paper against measured")
         page.section("Learning curves")
         page.charts(*_learning_curves(found.runs))
+    _add_experiments(page, found.experiments)
+    _add_measurements(page, found)
+    if found.runs:
+        page.section("Configurations")
+        for label, run in found.runs.items():
+            page.details(f"Configuration of {label}", run.config)
+            for start in run.metrics("environment")[-1:]:
+                page.details(f"Where {label} was trained", start)
+    page.write(path)
+
+
+def _add_experiments(page: Page, items: Sequence[Experiment]) -> None:
     taken: set[str] = set()
-    for item in found.experiments:
+    for item in items:
         charts = item.charts()
         for chart in charts:
             chart.name = _unique(f"{item.name}-{chart.name}", taken)
             if item.label:
                 chart.title = f"[QUICK] {chart.title}"
         item.add_to(page, charts)
+
+
+def _add_measurements(page: Page, found: Findings) -> None:
     if found.energies:
         page.section("Local energy")
         page.charts(_energy_chart(found.energies))
@@ -143,13 +172,6 @@ def write_report(found: Findings, path: Path, title: str = "wideflat report") ->
         page.section("Test errors of committee machines")
         series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
         page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
-    if found.runs:
-        page.section("Configurations")
-        for label, run in found.runs.items():
-            page.details(f"Configuration of {label}", run.config)
-            for start in run.metrics("environment")[-1:]:
-                page.details(f"Where {label} was trained", start)
-    page.write(path)
 
 
 def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
@@ -160,17 +182,20 @@ def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
         about = run.config.get("experiment", {})
         result = run.result()
         last = result or (run.metrics() or [{}])[-1]
-        paper, spread = about.get("paper_error"), about.get("paper_spread")
         rows.append(
             [
                 label,
                 about.get("name", "–"),
                 about.get("algorithm", "–"),
                 run.config.get("options", {}).get("seed", "–"),
-                f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
+                Shown(
+                    f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
+                    value=last.get("epoch", 0),
+                    of=about.get("epochs"),
+                ),
                 _percent(last.get("train_error")),
                 _percent(last.get("test_error")),
-                "–" if paper is None else f"{paper:g}" + (f" ± {spread:g}" if spread is not None else ""),
+                _paper(about.get("paper_error"), about.get("paper_spread")),
             ]
         )
     return columns, rows
@@ -184,6 +209,21 @@ def print_summary(found: Findings) -> None:
         item.comparison().print(item.heading)
 
 
+def record(found: Findings, page: Path) -> dict[str, Any]:
+    """The same for JSON, numbers as numbers."""
+    columns, rows = summary(found.runs)
+    table = Comparison(columns, rows, keys=RUN_KEYS)
+    return {
+        "runs": table.records(),
+        "experiments": [item.record(page) for item in found.experiments],
+        "energies": {label: profile.to_dict() for label, profile in found.energies.items()},
+        "entropies": list(found.entropies),
+        "solutions": {label: solutions.summary() for label, solutions in found.solutions.items()},
+        "unread": found.unread,
+        "report": str(page),
+    }
+
+
 def _subtitle(found: Findings) -> str:
     parts = [
         (len(found.runs), "run"),
@@ -195,8 +235,14 @@ def _subtitle(found: Findings) -> str:
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count)
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
+def _percent(value: float | None) -> Shown:
+    return number(None if value is None else 100 * value, ".2f", dash="–")
+
+
+def _paper(error: float | None, spread: float | None) -> Shown:
+    if error is None:
+        return Shown("–", value=None, spread=None)
+    return Shown(f"{error:g}" + (f" ± {spread:g}" if spread is not None else ""), value=error, spread=spread)
 
 
 def _unique(name: str, taken: set[str]) -> str:
@@ -219,18 +265,22 @@ def _learning_curves(runs: dict[str, Run]) -> list[Chart]:
     ]
     charts = []
     for key, title, label, scale, axis in kinds:
-        series = []
-        for name, run in runs.items():
-            rows = [row for row in run.metrics() if isinstance(row.get(key), (int, float))]
-            if rows and (axis == "linear" or any(row[key] > 0 for row in rows)):
-                x = [row.get("passes", row["epoch"]) for row in rows]
-                y = [scale * row[key] if axis == "linear" or row[key] > 0 else float("nan") for row in rows]
-                series.append(Series(name, x, y))
+        curves = [_learning_curve(name, run, key, scale, axis == "log") for name, run in runs.items()]
+        series = [curve for curve in curves if curve is not None]
         if series:
             charts.append(
                 Chart(f"runs-{key.replace('_', '-')}", title, "passes over the data", label, series, y_scale=axis)
             )
     return charts
+
+
+def _learning_curve(name: str, run: Run, key: str, scale: float, positive: bool) -> Series | None:
+    """One quantity of a run along its training; None where there is nothing to draw."""
+    rows = [row for row in run.metrics() if isinstance(row.get(key), (int, float))]
+    y = [scale * row[key] if row[key] > 0 or not positive else math.nan for row in rows]
+    if all(map(math.isnan, y)):
+        return None
+    return Series(name, [row.get("passes", row["epoch"]) for row in rows], y)
 
 
 def _energy_chart(energies: dict[str, LocalEnergy]) -> Chart:

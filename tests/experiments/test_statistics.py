@@ -5,7 +5,16 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from wideflat.experiments.correlation import Correlation, incomplete_beta, pearson, spearman
+from wideflat.experiments.statistics import (
+    Correlation,
+    Shown,
+    difference_within,
+    mean_and_spread,
+    number,
+    pearson,
+    spearman,
+)
+from wideflat.experiments.table import Table
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 14, 40, 501])
@@ -26,15 +35,9 @@ def test_ties_share_their_rank() -> None:
     assert spearman(x, y).r == pytest.approx(scipy.stats.spearmanr(x, y).statistic)
 
 
-@pytest.mark.parametrize("a, b", [(0.5, 0.5), (6, 0.5), (0.5, 30), (250, 0.5), (2, 3)])
-def test_incomplete_beta_agrees_with_scipy(a: float, b: float) -> None:
-    for x in (0.0, 1e-12, 0.01, 0.3, 0.5, 0.9, 0.999999, 1.0):
-        assert incomplete_beta(a, b, x) == pytest.approx(scipy.special.betainc(a, b, x), rel=1e-9, abs=1e-300)
-
-
 def test_the_paper_s_p_value_belongs_to_twelve_points_and_not_fourteen() -> None:
     # r(12) = 0.90 means n = 14, whose p is 1e-5; the printed 1e-4 is what n = 12 rounds to.
-    p = {n: incomplete_beta((n - 2) / 2, 0.5, 1 - 0.9**2) for n in (12, 14)}
+    p = {n: Correlation.of(0.9, n).p for n in (12, 14)}
     assert f"{p[14]:.0e}" == "1e-05"
     assert f"{p[12]:.0e}" == "7e-05"
 
@@ -47,8 +50,7 @@ def test_points_that_cannot_be_correlated() -> None:
     assert pearson([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]).p == pytest.approx(0, abs=1e-7)
     with pytest.raises(ValueError, match="same length"):
         pearson([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match="needs 0 <= x <= 1"):
-        incomplete_beta(1, 1, 2)
+    assert Correlation.of(-1.0, 5).p == 0 and math.isnan(Correlation.of(math.nan, 5).p)
 
 
 def test_interval_of_fisher() -> None:
@@ -61,3 +63,39 @@ def test_interval_of_fisher() -> None:
     assert ours[0] < 0.6 < ours[1]
     assert Correlation(1.0, 0.0, 9).interval() == (1.0, 1.0)
     assert Correlation(0.5, 0.6, 3).interval() == (-1.0, 1.0)
+
+
+def test_p_values_keep_their_digits_where_they_are_small() -> None:
+    """p = I_x((n - 2)/2, 1/2) at x = 1 - r^2, the regularised incomplete beta function."""
+    for n in (5, 14, 500):
+        for r in (1e-6, 0.5, -0.99, 1 - 1e-9):
+            expected = scipy.special.betainc((n - 2) / 2, 0.5, (1 - r) * (1 + r))
+            assert Correlation.of(r, n).p == pytest.approx(expected, rel=1e-9)
+
+
+def test_entries_print_as_text_and_say_their_numbers() -> None:
+    entry = mean_and_spread(np.array([1.0, 2.0, np.nan]), digits=1)
+    assert entry == "1.5 ± 0.7" and entry.record("error") == {"error": 1.5, "error_spread": pytest.approx(0.5**0.5)}
+    assert mean_and_spread(np.array([3.0])).record("error") == {"error": 3.0, "error_spread": None}
+    assert number(math.nan) == "-" and number(math.nan).record("loss") == {"loss": None}
+    assert Shown("nan", value=math.nan).record("r") == {"r": None}  # JSON has no NaN
+
+
+def test_differences_are_taken_within_subsets():
+    """Subset 1 has twice the errors of subset 0 in both settings; missing values and lonely subsets do not count."""
+    table = Table(["setting", "subset", "test_error"])
+    values = {
+        ("a", 0): [1.0, 3.0],
+        ("b", 0): [2.0, 4.0],
+        ("a", 1): [11.0, 13.0, np.nan],
+        ("b", 1): [14.0, 16.0],
+        ("a", 2): [99.0],
+        ("b", 2): [0.0, 0.0],
+    }
+    for (setting, subset), errors in values.items():
+        for error in errors:
+            table.add(setting=setting, subset=subset, test_error=error)
+    difference, error = difference_within(table, "a", "b", "test_error", 10)
+    assert difference == pytest.approx(10 * (-1 - 3) / 2)
+    assert error == pytest.approx(10 * np.sqrt(4 * 2 / 2) / 2)  # every variance is 2, of two values
+    assert difference_within(table, "a", "missing", "test_error", 10) is None

@@ -1,0 +1,238 @@
+"""What tables of results say about samples: mean ± spread, the paper's error, differences, correlations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from wideflat.experiments.table import Table
+from wideflat.presets import Preset
+
+__all__ = [
+    "Correlation",
+    "Shown",
+    "difference_within",
+    "mean_and_spread",
+    "number",
+    "paper_error",
+    "pearson",
+    "percent",
+    "share",
+    "spearman",
+]
+
+
+class Shown(str):
+    """An entry of a table: the text that is printed, and the numbers that it was made of.
+
+    Args:
+        text: What is printed.
+        **numbers: What it says, by name: ``value`` is the number itself, others are about it.
+
+    Example:
+        >>> entry = Shown("6.7 ± 0.3", value=6.71, spread=0.32)
+        >>> print(entry, entry.record("error"))
+        6.7 ± 0.3 {'error': 6.71, 'error_spread': 0.32}
+    """
+
+    numbers: dict[str, float | None]
+
+    def __new__(cls, text: str, **numbers: float | None) -> Shown:
+        """A text with its numbers."""
+        shown = super().__new__(cls, text)
+        shown.numbers = numbers
+        return shown
+
+    def record(self, key: str) -> dict[str, Any]:
+        """Its numbers for JSON, under ``key`` and ``key_NAME``; null where there is none."""
+        return {
+            key if name == "value" else f"{key}_{name}": None if value is None or math.isnan(value) else value
+            for name, value in self.numbers.items()
+        }
+
+
+def number(value: float | None, style: str = "g", dash: str = "-") -> Shown:
+    """A number in a format, or a dash.
+
+    Example:
+        >>> number(0.005), number(None)
+        ('0.005', '-')
+    """
+    if value is None or math.isnan(value):
+        return Shown(dash, value=None)
+    return Shown(format(value, style), value=float(value))
+
+
+def mean_and_spread(values: np.ndarray, digits: int = 2, dash: str = "–") -> Shown:
+    """Mean ± standard deviation of the finite values; a dash where there are none.
+
+    Example:
+        >>> mean_and_spread(np.array([1.0, 3.0, np.nan])), mean_and_spread(np.array([]))
+        ('2.00 ± 1.41', '–')
+    """
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return Shown(dash, value=None, spread=None)
+    mean, spread = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
+    text = f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    return Shown(text, value=mean, spread=spread)
+
+
+def percent(fractions: np.ndarray, digits: int = 2) -> Shown:
+    """Mean ± standard deviation of fractions, in percent; a dash where there are none.
+
+    Example:
+        >>> percent(np.array([0.10, 0.12])), percent(np.array([0.1])), percent(np.array([np.nan]))
+        ('11.00 ± 1.41', '10.00', '-')
+    """
+    return mean_and_spread(100 * fractions, digits, dash="-")
+
+
+def share(flags: np.ndarray) -> Shown:
+    """How many of all are true.
+
+    Example:
+        >>> share(np.array([True, False, True]))
+        '2/3'
+    """
+    return Shown(f"{int(flags.sum())}/{len(flags)}", value=int(flags.sum()))
+
+
+def paper_error(cell: Preset) -> Shown:
+    """The number of Table 1, as printed; a dash where the table is blank.
+
+    Example:
+        >>> from wideflat.presets import preset
+        >>> paper_error(preset("cifar10-resnet18", "rsgd")), paper_error(preset("cifar10-pyramidnet", "esgd"))
+        ('12.4 ± 0.3', '-')
+    """
+    error, spread = cell.paper_error, cell.paper_spread
+    if error is None:
+        return Shown("-", value=None, spread=None)
+    return Shown(f"{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}"), value=error, spread=spread)
+
+
+def difference_within(
+    table: Table, setting: str, reference: str, column: str, factor: float = 1.0
+) -> tuple[float, float] | None:
+    """How much larger the values of a setting are than those of another, and the standard error of that.
+
+    Means over the training subsets that have at least two values of both: subsets differ by more than settings do.
+    None where there is no such subset.
+
+    Args:
+        table: Has columns ``setting``, ``subset`` and the one of the values.
+        setting: Whose values.
+        reference: Compared with whose.
+        column: Which values.
+        factor: What they are multiplied with, such as 100 for percent.
+    """
+    differences, variances = [], []
+    for subset in table.unique("subset"):
+        both = [factor * table.where(setting=name, subset=subset)[column] for name in (setting, reference)]
+        both = [values[np.isfinite(values)] for values in both]
+        if all(len(values) > 1 for values in both):
+            differences.append(both[0].mean() - both[1].mean())
+            variances.append(sum(values.var(ddof=1) / len(values) for values in both))
+    if not differences:
+        return None
+    return float(np.mean(differences)), float(np.sqrt(np.sum(variances)) / len(variances))
+
+
+# -------------------------------------------------------------------------------------------------------- correlation
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A correlation coefficient over n points.
+
+    Attributes:
+        r: The coefficient; NaN where one of the quantities does not vary.
+        p: Probability of a coefficient at least as far from zero, by either sign, if there were no correlation.
+        n: How many points.
+    """
+
+    r: float
+    p: float
+    n: int
+
+    @classmethod
+    def of(cls, r: float, n: int) -> Correlation:
+        r"""A coefficient over n points with its two-sided p-value.
+
+        The probability of |t| beyond :math:`r \sqrt{(n-2)/(1-r^2)}` for Student's t with n - 2 degrees of freedom.
+
+        Example:
+            >>> f"{Correlation.of(0.90, 12).p:.0e}, {Correlation.of(0.90, 14).p:.0e}"
+            '7e-05, 1e-05'
+        """
+        if n < 3 or math.isnan(r):
+            return cls(r, math.nan, n)
+        if abs(r) == 1:
+            return cls(r, 0.0, n)
+        return cls(r, float(2 * special.stdtr(n - 2, -abs(r) * math.sqrt((n - 2) / ((1 - r) * (1 + r))))), n)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Confidence interval of r by Fisher's transform: atanh r is about normal with variance 1/(n - 3).
+
+        Example:
+            >>> [round(bound, 2) for bound in Correlation.of(0.90, 14).interval()]
+            [0.71, 0.97]
+        """
+        if self.n < 4 or math.isnan(self.r):
+            return -1.0, 1.0
+        if abs(self.r) == 1:
+            return self.r, self.r
+        half = float(special.ndtri((1 + confidence) / 2)) / math.sqrt(self.n - 3)
+        return math.tanh(math.atanh(self.r) - half), math.tanh(math.atanh(self.r) + half)
+
+    def __str__(self) -> str:
+        return f"r({self.n - 2}) = {self.r:.2f}, p = {self.p:.1g}, n = {self.n}"
+
+
+def pearson(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> Correlation:
+    r"""Pearson's r of points (x, y), and its two-sided p-value (:meth:`Correlation.of`).
+
+    .. math:: r = \frac{\sum_i (x_i - \bar x)(y_i - \bar y)}{\sqrt{\sum_i (x_i - \bar x)^2 \sum_i (y_i - \bar y)^2}}
+
+    Args:
+        x: The first quantity. Points in which one of the two is NaN are left out.
+        y: The second one, as many.
+
+    Example:
+        >>> print(pearson([1, 2, 3, 4], [1, 3, 2, 4]))
+        r(2) = 0.80, p = 0.2, n = 4
+    """
+    from scipy import stats  # takes longer to import than all of wideflat
+
+    a, b = _whole_points(x, y)
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return Correlation(math.nan, math.nan, len(a))
+    return Correlation.of(float(stats.pearsonr(a, b).statistic), len(a))
+
+
+def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> Correlation:
+    """Spearman's rank correlation: Pearson's r of the ranks, ties sharing the mean of theirs.
+
+    Example:
+        >>> spearman([1, 2, 3, 4], [1, 8, 27, 64]).r
+        1.0
+    """
+    from scipy import stats  # takes longer to import than all of wideflat
+
+    a, b = _whole_points(x, y)
+    return pearson(stats.rankdata(a), stats.rankdata(b))
+
+
+def _whole_points(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The points of which both quantities are there."""
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(f"x and y must be two sequences of the same length, got shapes {a.shape} and {b.shape}")
+    whole = np.isfinite(a) & np.isfinite(b)
+    return a[whole], b[whole]
