@@ -37,7 +37,7 @@ class Part:
     @property
     def gradients(self) -> list[Tensor]:
         """Of w'."""
-        return [p.grad for p in self.w_prime if p.grad is not None]
+        return [p.grad for p in self.w_prime]  # type: ignore[misc] # they have one
 
     def tensors(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield w', w and mu of one parameter after the other."""
@@ -183,9 +183,9 @@ class Cycles(Centered):
 
     def _has_moved(self, p: Tensor) -> bool:
         """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""
-        if p.grad is not None or not self._has_center(p):
-            return self._has_center(p)
-        state = self.state[p]
+        state = self.state.get(p, {})
+        if p.grad is not None or "center" not in state:
+            return "center" in state
         mu = state.get("mean", p)
         (held,) = as_held([state["center"]], [p])
         return not torch.equal(mu, held.to(mu.device, mu.dtype))
