@@ -274,7 +274,7 @@ def test_focusing_drives_the_pull():
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), outer_lr=-1), ValueError, "outer_lr must be >= 0"),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), inner_state="half"), ValueError, "'keep' or 'rest"),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), state_dtype=torch.int64), ValueError, "real numbers"),
-        (lambda: wideflat.Entropic(*[torch.optim.SGD(parameters())] * 2), ValueError, "was passed twice"),
+        (lambda: wideflat.Entropic(*[torch.optim.SGD(parameters())] * 2), ValueError, "more than one parameter group"),
     ],
 )
 def test_refuses_what_cannot_be_meant(make, error, message):

@@ -353,6 +353,20 @@ def test_weights_loaded_into_the_model_between_cycles_are_taken_up():
     assert w.item() == pytest.approx(4.9)
 
 
+@pytest.mark.parametrize("fused", [None, False])
+def test_an_emptied_state_starts_afresh(fused):
+    params, twin = parameters(), parameters()
+    settings = {"inner_steps": 3, "momentum": 0.9, "epsilon": 0.0, "fused": fused}
+    opt = wideflat.EntropySGD(params, **settings)
+    run(opt, params, 3)
+    for p, q in zip(params, twin, strict=True):
+        q.data.copy_(p)
+    opt.state.clear()
+    run(opt, params, 5, start=3)
+    run(wideflat.EntropySGD(twin, **settings), twin, 5, start=3)
+    assert all(torch.equal(p, q) for p, q in zip(params, twin, strict=True))
+
+
 def test_copies_and_pickles_continue_alike():
     params = parameters()
     opt = wideflat.EntropySGD(params, inner_steps=3, momentum=0.9, inner=partial(torch.optim.Adam))

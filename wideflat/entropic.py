@@ -37,11 +37,7 @@ class Part:
     @property
     def gradients(self) -> list[Tensor]:
         """Of w'."""
-        return [p.grad for p in self.w_prime if p.grad is not None]
-
-    def tensors(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield w', w and mu of one parameter after the other."""
-        return zip(self.w_prime, self.w, self.mu, strict=True)
+        return [p.grad for p in self.w_prime]  # type: ignore[misc] # they have one
 
 
 class Cycles(Centered):
@@ -183,9 +179,9 @@ class Cycles(Centered):
 
     def _has_moved(self, p: Tensor) -> bool:
         """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""
-        if p.grad is not None or not self._has_center(p):
-            return self._has_center(p)
-        state = self.state[p]
+        state = self.state.get(p, {})
+        if p.grad is not None or "center" not in state:
+            return "center" in state
         mu = state.get("mean", p)
         (held,) = as_held([state["center"]], [p])
         return not torch.equal(mu, held.to(mu.device, mu.dtype))
@@ -218,9 +214,8 @@ class Cycles(Centered):
         """
         if any("center" in state for state in self.state.values()):
             return False
-        groups = self.param_groups
-        return all(float(group.get("lr", 1)) == 0 for group in groups) and not any(
-            p.grad.any() for group in groups for p in group["params"] if self._has_gradient(p)
+        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not any(
+            p.grad.any() for group in self.param_groups for p in group["params"] if self._has_gradient(p)
         )
 
     def _noise_of(self, settings: dict[str, Any]) -> GaussianNoise:
@@ -335,8 +330,8 @@ class Entropic(Cycles):
         shared = set.intersection(*(set(inner.defaults) for inner in optimizers))  # some schedulers look here
         self.defaults = {name: value for name, value in optimizers[0].defaults.items() if name in shared}
         if outer is None:
-            nesterov = outer_momentum > 0
-            outer = partial(torch.optim.SGD, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov, foreach=True)
+            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=True)
+            outer = partial(sgd, momentum=outer_momentum, nesterov=outer_momentum > 0)
         self.outer = outer([self._centers_of(group) for group in self.param_groups])
         self._remember_beginning()
 
@@ -367,14 +362,15 @@ class Entropic(Cycles):
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, in the memory of mu where it can be: what is there is not needed any more."""
-        if all(mu.dtype == w.dtype == p.dtype and mu.device == w.device for p, w, mu in part.tensors()):
+        if all(
+            mu.dtype == w.dtype == p.dtype and mu.device == w.device
+            for p, w, mu in zip(part.w_prime, part.w, part.mu, strict=True)
+        ):
             mu = [tensor.detach() for tensor in part.mu]
             torch._foreach_neg_(mu)
             torch._foreach_add_(mu, part.w)
             return mu
         return super()._pseudo_gradients(part)
-
-    # --------------------------------------------------------------------------------------------------------- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer, if there is one; in the middle of a cycle it joins in with w' = w."""
@@ -396,8 +392,6 @@ class Entropic(Cycles):
 
     def _centers_of(self, group: dict[str, Any]) -> dict[str, Any]:
         return {"params": [self._center_of(p) for p in group["params"] if p.requires_grad]}
-
-    # ---------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
         """As for any optimizer: the inner optimizers' state and groups whole, w, mu, the outer optimizer's state."""
@@ -452,5 +446,3 @@ def _check_optimizers(optimizers: tuple[Any, ...]) -> None:
             )
         if isinstance(inner, Centered):
             raise TypeError(f"{type(inner).__name__} has a center already; pass the optimizers inside it")
-    if len(set(map(id, optimizers))) < len(optimizers):
-        raise ValueError("one optimizer was passed twice")

@@ -272,7 +272,12 @@ class EntropySGD(Cycles):
     # --------------------------------------------------------------------------------------------------- the velocities
 
     def _allocate(self, number: int, p: Tensor) -> dict[str, Any]:
+        fresh = not self._has_center(p)
         state, group = super()._allocate(number, p), self.param_groups[number]
+        if fresh:  # at rest, whatever the velocities were before ``opt.state`` was emptied
+            self.outer.state.pop(state["center"], None)
+            if self._plain:
+                self.inner[number].state.pop(p, None)
         if self._plain and group["momentum"]:
             self._velocity(p, self.inner[number], p)
         if _outer(group, "momentum"):

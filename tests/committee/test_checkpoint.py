@@ -1,12 +1,14 @@
 """A checkpoint goes on only if it is whole, of this run, and holds what its record says."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from wideflat.committee import SETTINGS, train
+from wideflat.committee import SETTINGS, Solutions, train
 from wideflat.committee.checkpoint import Restart, read, write
 
 
@@ -73,3 +75,19 @@ def test_a_training_does_not_go_on_from_weights_of_another_size(tmp_path):
         np.savez(path, **{**arrays, "weights": np.zeros(shape, dtype=np.float32)})
         with pytest.raises(ValueError, match="'weights' must have the shape"):
             train(setting, x, y, range(2), progress=False, checkpoint=path)
+
+
+def test_files_of_an_earlier_version_are_read_and_go_on(tmp_path):
+    """Written by 85c623f: the solutions of a training, and a checkpoint of the same training in its 12th epoch."""
+    folder = Path(__file__).with_name("written_by_85c623f")
+    whole = Solutions.load(folder / "solutions.npz")
+    assert whole.weights.shape == (3, 3, 12) and whole.seeds == [0, 1, 2] and whole.setting.num_replicas == 2
+    path = tmp_path / "checkpoint.npz"
+    shutil.copy(folder / "checkpoint.npz", path)
+    with np.load(path) as content:
+        assert {line["epoch"] for line in json.loads(str(content["metadata"]))["restarts"]} == {10}
+    resumed = train(
+        whole.setting, whole.inputs, whole.targets, range(3), refresh=5, form="gram", progress=False, checkpoint=path
+    )
+    assert resumed.epochs == whole.epochs == [30] * 3 and resumed.stop == whole.stop
+    assert torch.allclose(resumed.weights, whole.weights, atol=1e-5)

@@ -1,35 +1,12 @@
-import numpy as np
+"""Every form against the naive loop, one network at a time by autograd."""
+
 import pytest
 import torch
 
 from wideflat.committee import SETTINGS
-from wideflat.committee.job import make_form
-from wideflat.committee.randomness import dropout_mask, initial_weights, order
+from wideflat.committee.forms import sigmoid_
+from wideflat.committee.randomness import initial_weights
 from wideflat.committee.reference import train_one
-from wideflat.data import dress_coat
-
-
-@pytest.fixture(scope="module")
-def images():
-    return dress_coat.load(60)
-
-
-def make(form, setting, patterns, seeds, dtype=torch.float64):
-    made = make_form(form.partition(",")[0], setting, patterns, dtype)
-    if form == "gram, by torch":
-        made.kernel = None
-    made.load(torch.stack([initial_weights(setting, seed, patterns.inputs.shape[1]) for seed in seeds]))
-    made.seeds = seeds
-    return made
-
-
-def advance(form, setting, seeds, epoch, count):
-    orders = torch.from_numpy(np.stack([order(setting, seed, epoch, count) for seed in seeds]))
-    masks = None
-    if setting.dropout:
-        masks = torch.from_numpy(np.stack([dropout_mask(setting, seed, epoch, count) for seed in seeds])).to(form.dtype)
-    form.epoch(epoch, orders, masks)
-
 
 CASES = {
     "sgd-fast": SETTINGS["sgd-fast"],
@@ -46,7 +23,7 @@ CASES = {
 
 @pytest.mark.parametrize("form", ["gram", "gram, by torch", "direct"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_batched_training_is_the_naive_loop(case, form, images):
+def test_the_batched_training_is_the_naive_loop(case, form, images, make, advance):
     """Epoch by epoch in float64, with batches that do not divide the patterns, for weights and stopping rule."""
     setting = CASES[case].replace(batch_size=16, tolerance=1e3)  # so that the distance is exact, not a bound
     seeds, count = (0, 5), len(images.inputs)
@@ -64,7 +41,7 @@ def test_the_batched_training_is_the_naive_loop(case, form, images):
     assert moved.abs().max() > 1e-4  # something has happened
 
 
-def test_every_step_equals_the_naive_loop_on_one_batch_epochs(images):
+def test_every_step_equals_the_naive_loop_on_one_batch_epochs(images, make, advance):
     """With one mini-batch an epoch the comparison is step by step."""
     for setting in (CASES["sgd-fast"], CASES["rsgd"], CASES["esgd"].replace(inner_steps=1)):
         setting = setting.replace(batch_size=60)
@@ -74,48 +51,7 @@ def test_every_step_equals_the_naive_loop_on_one_batch_epochs(images):
             assert torch.allclose(fast.weights()[0], next(twin)[0], rtol=0, atol=1e-11)
 
 
-def test_the_rows_that_are_left_out_do_not_matter(images):
-    """Late settings, where most coefficients are tiny: few rows against all rows (bit for bit), and the naive loop."""
-    setting = SETTINGS["sgd-fast"].replace(batch_size=20, omega0=200.0, tanh_beta0=4.0, lr=1e-5)
-    few, every = (make("gram, by torch", setting, images, (0, 1, 2), torch.float32) for _ in range(2))
-    twin = train_one(setting, images.inputs, images.targets, 0)
-    fractions = []
-    for epoch in range(30):
-        few.active = 0.0  # then epoch() measures it
-        advance(few, setting, (0, 1, 2), epoch, 60)
-        fractions.append(few.active)
-        every.active = 1.0
-        add = every.add_rows
-
-        def all_rows(a, index, c, add=add):
-            every.measure, every.active = False, 1.0
-            return add(a, index, c)
-
-        every.add_rows = all_rows
-        advance(every, setting, (0, 1, 2), epoch, 60)
-        every.add_rows = add
-        exact, _ = next(twin)
-        assert torch.equal(few.state["a"], every.state["a"])
-        assert torch.allclose(few.weights()[0].double(), exact, atol=5e-5)  # with omega = 200 roundings grow quickly
-    assert min(fractions) < 0.5  # the branch was taken
-
-
-def test_the_loss_is_a_bound_only_where_it_is_too_large(images):
-    setting = SETTINGS["sgd-slow"].replace(batch_size=20, lr=1e-4, omega1=0.05, tanh_beta1=0.05, tolerance=1e-3)
-    form = make("gram", setting, images, (0, 1, 2, 3))
-    bounds = 0
-    for epoch in range(80):
-        advance(form, setting, (0, 1, 2, 3), epoch, 60)
-        found = form.loss(epoch)
-        exact = form.loss(epoch, exact=True)
-        assert (found <= exact * (1 + 1e-12)).all()
-        close = (found - exact).abs() <= 1e-12 * exact
-        assert ((found > setting.tolerance) | close).all()
-        bounds += int((~close).sum())
-    assert bounds > 20 and (exact < setting.tolerance).any()
-
-
-def test_the_noise_of_entropy_sgd(images):
+def test_the_noise_of_entropy_sgd(images, make, advance):
     """Its variance in the direct form is that of Algorithm 1, and the Gram form gathers the same variance for w."""
     setting = SETTINGS["esgd"].replace(
         batch_size=60, gradient_scale=1e-30, epsilon=0.01, inner_steps=3, lr=0.5, gamma0=20.0
@@ -135,3 +71,14 @@ def test_the_noise_of_entropy_sgd(images):
     assert moved.square().mean().item() == pytest.approx(variance, rel=0.05)
     assert gram.noise == pytest.approx(variance, rel=1e-12)
     assert torch.allclose(gram.weights(), start, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sigmoid_does_not_depend_on_where_a_number_stands(dtype):
+    numbers = torch.randn(640, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    expected = numbers.clone().sigmoid_()
+    for count in (1, 7, 16, 48, 63, 64, 65, 100):
+        for start in (0, 3, 100):
+            part = numbers[start : start + count].clone()
+            assert sigmoid_(part).data_ptr() == part.data_ptr()
+            assert torch.equal(part, expected[start : start + count])

@@ -10,7 +10,6 @@ from wideflat.committee.job import Group
 from wideflat.committee.randomness import initial_weights
 from wideflat.committee.reference import train_one
 from wideflat.committee.skipping import largest_coefficient, mixing, movement, spread
-from wideflat.data import dress_coat
 
 #: omega grows so fast that the gradient dies while the replicas are still apart.
 DYING = SETTINGS["rsgd-fast"].replace(
@@ -25,11 +24,6 @@ DYING = SETTINGS["rsgd-fast"].replace(
     tolerance=1e-6,
     max_epochs=300,
 )
-
-
-@pytest.fixture(scope="module")
-def images():
-    return dress_coat.load(60)
 
 
 @pytest.fixture
@@ -143,23 +137,6 @@ def test_skipping_does_not_depend_on_neighbours(images, skips):
         assert skips == {k: in_crowd[k]}
         assert torch.equal(alone.weights[0], crowd.weights[k])
         assert alone.epochs[0] == crowd.epochs[k] and alone.value[0] == crowd.value[k]
-
-
-def test_those_who_were_ahead_come_back_to_the_others(images, monkeypatch):
-    """With two replicas the orders of eight epochs are drawn at a time, and the refresh comes in the middle of them."""
-    setting = SETTINGS["rsgd-fast"].replace(num_replicas=2, batch_size=20, max_epochs=30)
-    came = []
-
-    def once(self, weights):
-        came.append((self.epoch, len(weights)))
-        if self.epoch == 10:
-            self.restarts[0].epoch = 20
-            return [0]
-        return []
-
-    monkeypatch.setattr(Group, "_skip", once)
-    result = train(setting, images.inputs, images.targets, range(3), threads=1, progress=False, refresh=10)
-    assert came == [(0, 3), (10, 3), (20, 3)] and result.epochs == [30, 30, 30]
 
 
 def test_skipping_ends_at_the_limit_of_epochs(images, skips):

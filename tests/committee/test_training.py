@@ -11,6 +11,7 @@ import torch
 from wideflat.committee import SETTINGS, Interrupted, Setting, train
 from wideflat.committee import training as committee_training
 from wideflat.committee.gram import Gram
+from wideflat.committee.job import Job
 from wideflat.committee.reference import train_one
 from wideflat.data import dress_coat
 from wideflat.kernels.committee import CommitteeKernel
@@ -20,11 +21,6 @@ def patterns(count=40, size=30, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, size, generator=generator).sign()
     return x, torch.randn(count, generator=generator).sign()
-
-
-@pytest.fixture(scope="module")
-def images():
-    return dress_coat.load(60)
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "torch"])
@@ -42,18 +38,6 @@ def test_a_restart_does_not_depend_on_its_neighbours(name, kernel, images, monke
         assert torch.equal(crowd.weights, two.weights)
         assert torch.equal(crowd.weights[3], alone.weights[0])
         assert crowd.epochs[3] == alone.epochs[0] and crowd.value[3] == alone.value[0]
-
-
-@pytest.mark.parametrize("batch_size", [16, 20, 60])
-@pytest.mark.parametrize("form", ["gram", "direct"])
-def test_the_number_of_neighbours_changes_nothing(form, batch_size, images):
-    """Bit for bit in float32: in an odd group too, whose last numbers do not fill a vector of the processor."""
-    setting = SETTINGS["sgd-fast"].replace(batch_size=batch_size, max_epochs=6, dropout=0.2)
-    run = {"progress": False, "threads": 1, "form": form}
-    whole = train(setting, images.inputs, images.targets, range(5), **run)
-    for count in (1, 2, 3, 4):
-        some = train(setting, images.inputs, images.targets, range(5 - count, 5), **run)
-        assert torch.equal(some.weights, whole.weights[5 - count :]), count
 
 
 def test_restarts_that_stop_leave_the_batch(images):
@@ -149,17 +133,21 @@ def test_polishing_removes_errors_with_little_movement():
 
 
 def interrupt_after(monkeypatch, calls):
-    """Cancel training after so many epochs, as Ctrl-C would."""
-    count = itertools.count(1)
-    original = Gram.epoch
+    """Interrupt training after so many epochs, as Ctrl-C does, and let no worker go on before it is told to stop."""
+    count, jobs = itertools.count(1), []
+    train_group, original = Job.train, Gram.epoch
+
+    def remember(self, group):
+        jobs.append(self)
+        train_group(self, group)
 
     def epoch(self, *arguments):
         original(self, *arguments)
         if next(count) == calls:
-            signal.raise_signal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else (
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            )
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert jobs[-1].cancel.wait(60)
 
+    monkeypatch.setattr(Job, "train", remember)
     monkeypatch.setattr(Gram, "epoch", epoch)
 
 

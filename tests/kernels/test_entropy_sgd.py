@@ -139,3 +139,24 @@ def test_copies_keep_the_choice_and_make_their_own_lists():
     twin = copy.deepcopy(opt)
     assert twin._fused is True
     assert not twin._kernels
+
+
+def test_lists_match_only_the_same_memory_lying_as_it_did():
+    whole = torch.zeros(9, 3)
+    p = nn.Parameter(whole[:3])
+    w, mu, v = (torch.zeros(3, 3) for _ in range(3))
+    lists = KernelLists([p], [w], [mu], [v], offsets=[0])
+    assert lists.matches([p], [w], [mu], [v], offsets=[0])
+    assert not lists.matches([p], [w], [mu], [v], offsets=[1])
+    assert not lists.matches([p], [w], [mu], [torch.zeros(3, 3)], offsets=[0])
+    for other in (whole[:3].t(), whole[:6], torch.zeros(3, 3)):  # two of them begin at the same address
+        p.data = other
+        assert not lists.matches([p], [w], [mu], [v], offsets=[0])
+
+
+def test_the_kernel_gets_no_gradient_of_another_shape():
+    tensors = [[torch.zeros(100)] for _ in range(3)]
+    lists = KernelLists(*tensors, offsets=[0])
+    with pytest.raises(RuntimeError, match="a gradient has another shape"):
+        lists.inner_step([torch.ones(3)], Rule(lr=1.0), None, 0)
+    assert not tensors[0][0].any()

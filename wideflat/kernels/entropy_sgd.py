@@ -108,13 +108,11 @@ class KernelLists:
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    return (ctypes.c_void_p * len(tensors))(*map(Tensor.data_ptr, tensors))
 
 
 def _places(lists: Sequence[list[Tensor]]) -> list[Any]:
     """Where tensors are and, for the parameters, which anybody may replace, how they lie there."""
-    w_prime, *others = lists
-    return [
-        [(p.data_ptr(), p.shape, p.stride()) for p in w_prime],
-        *([tensor.data_ptr() for tensor in tensors] for tensors in others),
-    ]
+    w_prime = lists[0]
+    layout = [list(map(Tensor.size, w_prime)), list(map(Tensor.stride, w_prime))]
+    return layout + [list(map(Tensor.data_ptr, tensors)) for tensors in lists]
