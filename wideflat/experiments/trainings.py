@@ -26,8 +26,7 @@ from wideflat.data import load as load_images
 from wideflat.experiments.pieces import Answer, PieceExperiment
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
-from wideflat.training import Diverged, Options, train
-from wideflat.training.loop import configuration
+from wideflat.training import Diverged, Options, configuration, train
 from wideflat.training.runs import Run, RunInUse
 
 __all__ = ["Cell", "TrainingExperiment", "forward_operations", "training_cost"]
