@@ -176,5 +176,7 @@ def test_every_algorithm_has_a_record_that_says_what_it_is():
                     dataclasses.replace(cell, **{field: value})
     with pytest.raises(ValueError, match=r"algorithm must be one of sgd, rsgd, .*, got 'adam'"):
         dataclasses.replace(preset("cifar10-resnet18"), algorithm="adam")
+    with pytest.raises(ValueError, match="rsgd: an optimizer that asks for gradients itself trains one network"):
+        dataclasses.replace(ALGORITHMS["rsgd"], closure=True)
     with pytest.raises(dataclasses.FrozenInstanceError):
         ALGORITHMS["sgd"].name = "other"

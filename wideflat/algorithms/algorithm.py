@@ -55,7 +55,8 @@ class Algorithm:
             field of this name, times the schedule.
         gammas: What is focused.
         inner: Whether it has an inner loop of L steps, so that L passes over the data are an epoch.
-        closure: Whether its optimizer asks for gradients itself, through a closure, several times an iteration.
+        closure: Whether its optimizer asks for gradients itself, through a closure, several times an iteration; for one
+            network only.
         modes: Whether the attraction can also act on the weights themselves (``coupling`` of a preset, ``proximal``).
         elastic: Whether replicas may die and come back in the midst of it.
         forks: Whether replicas may start as copies of one trained network: only those that do the same as long as they
@@ -81,6 +82,12 @@ class Algorithm:
     moves_center: bool = True
     center: Callable[[nn.Module, Sequence[Optimizer], ReplicaCoupling | None], None] | None = None
     settings: Callable[[Mapping[str, Preset]], Preset] | None = None
+
+    def __post_init__(self) -> None:
+        if self.closure and self.replicated:
+            raise ValueError(
+                f"{self.name}: an optimizer that asks for gradients itself trains one network, not replicas"
+            )
 
     @property
     def replicated(self) -> bool:

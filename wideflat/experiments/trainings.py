@@ -29,8 +29,7 @@ from wideflat.experiments.options import MaybeInt, MaybePath, MaybeText
 from wideflat.experiments.workers import Answer, Workers, report_lost
 from wideflat.presets import PRESETS, Preset
 from wideflat.progress import Progress
-from wideflat.training import Diverged, Options, Run, train
-from wideflat.training.loop import configuration
+from wideflat.training import Diverged, Options, Run, configuration, train
 from wideflat.training.runs import RunInUse
 
 __all__ = ["Cell", "Plan", "TrainingOptions", "Trainings", "forward_operations", "training_cost"]
