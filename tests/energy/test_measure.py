@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from wideflat import LocalEnergy, committee_local_energy, local_energy
 from wideflat.committee import CommitteeMachine
-from wideflat.energy.measure import LocalEnergyTrace, layer_profiles
 from wideflat.energy.profile import Interrupted
+from wideflat.energy.series import LocalEnergyTrace, layer_profiles
 from wideflat.models import resnet18, smallconvnet
 
 SIGMAS = [0.1, 0.3, 0.6]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from wideflat.energy.shared_noise import FirstLayer, SharedNoise, select_parameters
+from wideflat.energy.selection import select_parameters
+from wideflat.energy.shared_noise import FirstLayer, SharedNoise
 
 
 def generator(seed=0):

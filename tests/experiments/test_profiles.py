@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from wideflat.energy.measure import LocalEnergy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.experiments import profiles
 from wideflat.experiments.profiles import augmenting, kept
 

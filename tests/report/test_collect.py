@@ -6,7 +6,7 @@ import torch
 
 from wideflat import cli
 from wideflat.committee import SETTINGS, train
-from wideflat.energy.measure import LocalEnergy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.entropy.measure import local_entropy
 from wideflat.experiments.fig6 import Fig6
 from wideflat.report.collect import collect, summary

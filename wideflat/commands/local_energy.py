@@ -17,8 +17,10 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
+from wideflat.energy.committees import committee_profile
+from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.energy.series import layer_profiles
 
 __all__ = ["Command", "load_weights"]
 
@@ -110,7 +112,7 @@ class Command:
         """The profiles by layer ("" for all of the network), and the exit code."""
         solutions = self.path / "solutions.npz" if self.path.is_dir() else self.path
         if solutions.suffix == ".npz" and solutions.exists():
-            return {"": committee_profile(solutions, sigmas)}, 0
+            return {"": _committee_of(solutions, sigmas)}, 0
         model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
         options |= {
             "noise": self.noise,
@@ -206,7 +208,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ValueError(f"{path} does not fit the model: {error}") from None
 
 
-def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
+def _committee_of(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     """The exact profile of the committee machines in an .npz file: mean over solutions, with its standard error."""
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -216,32 +218,7 @@ def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
             weights, inputs, targets = (torch.from_numpy(archive[name]) for name in ("weights", "inputs", "targets"))
     except (zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path} is not a whole .npz file ({error})") from None
-    weights = weights.reshape(-1, *weights.shape[-2:])
-    values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
-    count = len(values)
-    votes = torch.where(torch.einsum("rhn,pn->rhp", weights.double(), inputs.double()) >= 0, 1, -1).sum(1)
-    baseline = float(((votes > 0) != (targets > 0)).double().mean())
-    return LocalEnergy(
-        sigmas=np.array(sigmas),
-        mean=values.mean(0),
-        stderr=values.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(sigmas)),
-        degrees_of_freedom=np.full(len(sigmas), float(count - 1) if count > 1 else np.inf),
-        baseline=baseline,
-        samples=values,
-        conventions={
-            "measure": "local energy",
-            "metric": "error",
-            "noise": "exact",
-            "stderr": f"over {count} solutions",
-            "batch_norm": None,
-            "batch_size": None,
-            "parameters": "all",
-            "perturbed": weights[0].numel(),
-            "architecture": f"CommitteeMachine, {weights[0].numel()} parameters",
-            "examples": len(inputs),
-            "augmented": False,
-        },
-    )
+    return committee_profile(weights, inputs, targets, sigmas)
 
 
 def _function(name: str) -> Callable[[], Any]:

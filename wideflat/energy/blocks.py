@@ -220,6 +220,22 @@ def truncated(batch: Any, size: int) -> Any:
     return tree_map(lambda leaf: leaf[:size] if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch)
 
 
+def chosen(batch: Any, examples: Sequence[int], size: int) -> Any:
+    """The given examples of a batch of ``size``, in this order."""
+
+    def pick(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != size:
+            return leaf
+        return leaf[torch.tensor(examples, device=leaf.device)]
+
+    return tree_map(pick, batch)
+
+
+def cloned(batch: Any) -> Any:
+    """The batch in memory of its own."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
 def seed_everything(seed: int) -> None:
     """Seed torch, NumPy and Python, so that augmentation inside a data set repeats."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would also prepare devices that are not in use

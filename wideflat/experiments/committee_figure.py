@@ -24,7 +24,7 @@ import torch
 from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
 from wideflat.data.patterns import Patterns
-from wideflat.energy.measure import committee_local_energy
+from wideflat.energy.committees import committee_local_energy
 from wideflat.entropy.measure import DELTAS, LocalEntropy, local_entropy
 from wideflat.experiments.correlation import spearman
 from wideflat.experiments.experiment import Comparison

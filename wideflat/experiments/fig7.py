@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.data import ImageData
-from wideflat.energy.measure import LocalEnergy, local_energy
+from wideflat.energy.measure import local_energy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.experiments.correlation import Correlation, pearson, spearman
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.pgdl import find_models, load_images, of_one_architecture, task_folder

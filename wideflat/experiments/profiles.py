@@ -24,7 +24,8 @@ from torch import Tensor
 
 from wideflat.data import Augmentation, ImageData
 from wideflat.data.augmentation import normalise
-from wideflat.energy.measure import LocalEnergy, local_energy
+from wideflat.energy.measure import local_energy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellExperiment, row_of
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.table import Table

@@ -1,0 +1,171 @@
+"""What a network does with a batch, found out by a few evaluations at its weights.
+
+A measurement evaluates the same examples many times, in batches that it may cut, repeat and keep. That is right only
+for a network whose outputs are a function of weights and inputs, that leaves its inputs alone, and, where every example
+has noise of its own, whose examples do not influence each other. Nothing of this is visible in its layers, so it is
+tried: twice the same batch, then the batch in reverse order without its first example, then one example in company of
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from wideflat.energy.blocks import Block, chosen, cloned, seed_everything
+from wideflat.energy.evaluation import Evaluation
+from wideflat.seeds import derive_seed
+
+__all__ = ["Behaviour", "agree", "company", "comparable", "observe", "of_examples"]
+
+
+@dataclass
+class Behaviour:
+    """What was found.
+
+    Attributes:
+        writes: The network writes into its input: every evaluation needs a copy.
+        random: It draws random numbers although it is in eval mode: they are part of the average, as augmentation is.
+        examples: ``"independent"``; ``"mixed"`` where the output of an example depends on the others of its batch;
+            ``"unknown"`` where a batch of one example, or randomness, does not tell.
+        per_example: The metric gives one number for each example, not one for the batch.
+    """
+
+    writes: bool
+    random: bool
+    examples: Literal["independent", "mixed", "unknown"]
+    per_example: bool
+
+
+def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
+    """Evaluate a block in several ways and compare; ``block`` itself is left as it is.
+
+    Raises:
+        ValueError: For a network whose outputs change from call to call for another reason than random numbers.
+    """
+    batch = evaluation.load(block.batch)
+
+    def run(part: Any, number: int = 0) -> tuple[Any, Any]:
+        seed_everything(derive_seed(seed, "probe", number))
+        return evaluation.outputs(part)
+
+    copy = cloned(batch)
+    outputs, targets = run(copy)
+    writes = not _same(copy, batch)
+    per_example = evaluation.score(outputs, targets, block.size).dim() == 1
+    shown = comparable(evaluation, (outputs, targets), block.size)
+    random = not agree(comparable(evaluation, run(cloned(batch), 1), block.size), shown)
+    if random and not agree(comparable(evaluation, run(cloned(batch)), block.size), shown):
+        raise ValueError(
+            f"{type(evaluation.model).__name__} gives other outputs for the same batch and weights when it is called "
+            "again, also from the same random state: it keeps something from call to call (a running mean, a hidden "
+            "state, a counter). Reset it at the start of forward, or measure a network that does not"
+        )
+    examples: Literal["independent", "mixed", "unknown"] = "unknown"
+    if block.size > 1 and not random:
+        examples = _independent(evaluation, run, batch, block.size, (outputs, targets))
+    return Behaviour(writes, random, examples, per_example)
+
+
+def comparable(evaluation: Evaluation, result: tuple[Any, Any], size: int) -> Any:
+    """The outputs where they are tensors in any nesting, else the metric of each example."""
+    return result[0] if _tensors(result[0]) else evaluation.score(*result, size).float()
+
+
+def company(example: int, size: int) -> list[int]:
+    """One example in company of itself alone, in a batch whose size is not ``size``."""
+    return [example] * (3 if size == 2 else 2)
+
+
+def _independent(
+    evaluation: Evaluation, run: Callable[[Any], tuple[Any, Any]], batch: Any, size: int, whole: tuple[Any, Any]
+) -> Literal["independent", "mixed", "unknown"]:
+    """Whether examples have the same outputs in other company: reversed without the first, and the first by itself."""
+    reverse = list(range(size - 1, 0, -1)) if size > 2 else company(1, size)
+    for order in (reverse, company(0, size)):
+        try:
+            outputs, targets = run(cloned(chosen(batch, order, size)))
+            values = evaluation.score(outputs, targets, len(order))
+        except Exception:  # a network that cannot take another batch than this one
+            return "mixed"
+        mine, theirs = of_examples(whole[0], size, order, outputs, len(order))
+        if not mine:
+            return "unknown"
+        if not agree(mine, theirs, scale=_tensors(whole[0])):
+            return "mixed"
+        all_values = evaluation.score(*whole, size)
+        # a metric of the user may look at the whole batch; those of this library do not, and one of them jumps
+        if evaluation.metric_name not in ("error", "loss") and all_values.dim() == 1:
+            expected = all_values[torch.tensor(order, device=all_values.device)]
+            if not agree(expected.float(), values.float(), scale=all_values):
+                return "mixed"
+    return "independent"
+
+
+def of_examples(outputs: Any, size: int, examples: list[int], like: Any, like_size: int) -> tuple[Any, Any]:
+    """The parts of ``outputs`` that belong to ``examples``, and ``like``, whose batch has another size to tell by.
+
+    Tensors without an axis of examples are left out of both.
+    """
+    mine, theirs = [], []
+    for a, b in zip(_tensors(outputs), _tensors(like), strict=False):
+        axis = _axis(a, size, b, like_size)
+        if axis is not None:
+            mine.append(a.index_select(axis, torch.tensor(examples, device=a.device)))
+            theirs.append(b)
+    return mine, theirs
+
+
+def agree(a: Any, b: Any, scale: Any = None, slack: float = 256.0) -> bool:
+    """Whether two trees of tensors are equal to rounding: ``slack`` units in the last place of the largest number.
+
+    Args:
+        a: Tensors in any nesting.
+        b: The same number of tensors.
+        scale: Tensors whose largest number counts; default ``a``.
+        slack: Units in the last place, in single and double precision; never more than 16 in half precision.
+
+    Example:
+        >>> agree(torch.ones(2), torch.ones(2) + 1e-6), agree(torch.ones(2), torch.ones(2) + 1e-2)
+        (True, False)
+    """
+    ours, theirs = _tensors(a), _tensors(b)
+    known = [part[torch.isfinite(part)].abs() for part in (ours if scale is None else _tensors(scale))]
+    largest = max((float(part.max()) for part in known if part.numel()), default=0.0)
+    return len(ours) == len(theirs) and all(_close(x, y, slack, largest) for x, y in zip(ours, theirs, strict=True))
+
+
+def _close(a: Tensor, b: Tensor, slack: float, largest: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    unit = torch.finfo(a.dtype).eps
+    slack = slack if unit < 1e-5 else min(slack, 16.0)
+    return bool(torch.isclose(a, b, rtol=0.0, atol=slack * unit * largest, equal_nan=True).all())
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a tree; a mapping of any kind counts as a dictionary."""
+    tree = dict(tree) if isinstance(tree, Mapping) else tree
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _axis(a: Tensor, size: int, b: Tensor, other: int) -> int | None:
+    """The axis that counts examples, found by two batches of different sizes; None where there is none."""
+    if a.dim() != b.dim():
+        return None
+    differing = [i for i in range(a.dim()) if a.shape[i] != b.shape[i]]
+    if len(differing) != 1 or (a.shape[differing[0]], b.shape[differing[0]]) != (size, other):
+        return None
+    return differing[0]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two trees hold the same numbers, to the bit (NaN counts as equal)."""
+    return all(bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in zip(_tensors(a), _tensors(b), strict=True))
