@@ -43,6 +43,8 @@ class Blocks:
         seed: Draws which example goes into which block.
         augment: Applied to the inputs of every batch ``(inputs, targets)`` (to a batch of another form as a whole),
             freshly in every pass.
+        in_order: Leave the examples in their order where the blocks are made here, for a network to which their company
+            matters; else it is drawn which example goes into which block.
 
     Attributes:
         indexed: Whether a block can be had without those before it.
@@ -54,7 +56,14 @@ class Blocks:
         (3, [2, 2, 1])
     """
 
-    def __init__(self, data: Any, batch_size: int, seed: int = 0, augment: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        seed: int = 0,
+        augment: Callable[[Any], Any] | None = None,
+        in_order: bool = False,
+    ) -> None:
         self._seed = seed
         self._augment = augment
         self._tensors: Any = None
@@ -93,7 +102,8 @@ class Blocks:
                 raise ValueError(f"batch_size must be >= 1, got {batch_size}")
             self.count = -(-total // batch_size)
             generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
-            self._parts = torch.randperm(total, generator=generator).tensor_split(self.count)
+            order = torch.arange(total) if in_order else torch.randperm(total, generator=generator)
+            self._parts = order.tensor_split(self.count)
             self.examples = total
         #: Whether every pass sees exactly the same numbers; an iterable that changes them is found out in the second.
         self.fixed = augment is None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from wideflat.energy.blocks import Block, chosen, cloned, seed_everything
 from wideflat.energy.evaluation import Evaluation
@@ -90,35 +90,45 @@ def _independent(
     for order in (reverse, company(0, size)):
         try:
             outputs, targets = run(cloned(chosen(batch, order, size)))
-            values = evaluation.score(outputs, targets, len(order))
+            mixed = _metric_mixes(evaluation, whole, size, (outputs, targets), order)
         except Exception:  # a network that cannot take another batch than this one
             return "mixed"
         mine, theirs = of_examples(whole[0], size, order, outputs, len(order))
         if not mine:
             return "unknown"
-        if not agree(mine, theirs, scale=_tensors(whole[0])):
+        if mixed or not agree(mine, theirs, scale=_tensors(whole[0])):
             return "mixed"
-        all_values = evaluation.score(*whole, size)
-        # a metric of the user may look at the whole batch; those of this library do not, and one of them jumps
-        if evaluation.metric_name not in ("error", "loss") and all_values.dim() == 1:
-            expected = all_values[torch.tensor(order, device=all_values.device)]
-            if not agree(expected.float(), values.float(), scale=all_values):
-                return "mixed"
     return "independent"
 
 
+def _metric_mixes(
+    evaluation: Evaluation, whole: tuple[Any, Any], size: int, part: tuple[Any, Any], order: list[int]
+) -> bool:
+    """Whether the metric of an example depends on the others of its batch: the same outputs, in this order."""
+    values = evaluation.score(*whole, size)
+    leaves, form = tree_flatten(whole[0])
+    if values.dim() == 0 or not any(isinstance(leaf, Tensor) for leaf in leaves):
+        return False
+    picked = [_picked(a, size, b, order) for a, b in zip(leaves, tree_leaves(part[0]), strict=True)]
+    other = evaluation.score(tree_unflatten(picked, form), part[1], len(order))
+    expected = values[torch.tensor(order, device=values.device)]
+    return not agree(expected.float(), other.float(), scale=values)
+
+
+def _picked(a: Any, size: int, b: Any, order: list[int]) -> Any:
+    """The examples of ``a`` in this order, where ``b``, of as many examples as that, shows their axis."""
+    axis = _axis(a, size, b, len(order)) if isinstance(a, Tensor) and isinstance(b, Tensor) else None
+    return a if axis is None else a.index_select(axis, torch.tensor(order, device=a.device))
+
+
 def of_examples(outputs: Any, size: int, examples: list[int], like: Any, like_size: int) -> tuple[Any, Any]:
-    """The parts of ``outputs`` that belong to ``examples``, and ``like``, whose batch has another size to tell by.
+    """The parts of ``outputs`` that belong to ``examples``, and ``like``, the outputs of a batch of just these.
 
     Tensors without an axis of examples are left out of both.
     """
-    mine, theirs = [], []
-    for a, b in zip(_tensors(outputs), _tensors(like), strict=False):
-        axis = _axis(a, size, b, like_size)
-        if axis is not None:
-            mine.append(a.index_select(axis, torch.tensor(examples, device=a.device)))
-            theirs.append(b)
-    return mine, theirs
+    pairs = list(zip(_tensors(outputs), _tensors(like), strict=False))
+    known = [(a, b) for a, b in pairs if _axis(a, size, b, like_size) is not None]
+    return [_picked(a, size, b, examples) for a, b in known], [b for _, b in known]
 
 
 def agree(a: Any, b: Any, scale: Any = None, slack: float = 256.0) -> bool:

@@ -141,9 +141,8 @@ class Plan:
     @property
     def _size_matters(self) -> bool:
         """Whether the answer depends on how many examples are evaluated together."""
-        if self.evaluation.norms and self.evaluation.batch_norm != "eval":
-            return self.evaluation.batch_norm == "batch"
-        return self.behaviour.examples == "mixed"
+        statistics = bool(self.evaluation.norms) and self.evaluation.batch_norm == "batch"
+        return statistics or _matters_together(self.behaviour, self.evaluation)
 
 
 def plan(request: Request, careful: str = "") -> Plan:
@@ -169,13 +168,14 @@ def plan(request: Request, careful: str = "") -> Plan:
         elif noise == "auto":
             noise = "batch"
         notes += _notes(behaviour, evaluation)
+        together = _matters_together(behaviour, evaluation)
         if batch_size is None and blocks.examples is not None:
-            if behaviour.examples == "mixed" and not (evaluation.norms and evaluation.batch_norm != "eval"):
+            if together:
                 batch_size = min(blocks.examples, TOGETHER)
             else:
                 batch_size = automatic_batch_size(evaluation, first.batch, noise, blocks.examples)
         if not blocks.one_pass:
-            blocks = Blocks(request.data, batch_size or LOOK, request.seed, request.augment)
+            blocks = Blocks(request.data, batch_size or LOOK, request.seed, request.augment, in_order=together)
     passes = _passes(request, noise, blocks)
     return Plan(request, evaluation, names, words, blocks, first, behaviour, noise, batch_size, passes, example, notes)
 
@@ -193,13 +193,18 @@ def _agreed(behaviour: Behaviour, copies: bool) -> Behaviour:
     )
 
 
+def _matters_together(behaviour: Behaviour, evaluation: Evaluation) -> bool:
+    """Whether examples influence each other by more than the batch-norm statistics that were asked for."""
+    return behaviour.examples == "mixed" and not (evaluation.norms and evaluation.batch_norm != "eval")
+
+
 def _notes(behaviour: Behaviour, evaluation: Evaluation) -> list[str]:
     notes = []
     if behaviour.writes:
         notes.append("the network writes into its input: every evaluation had a copy")
     if behaviour.random:
         notes.append("the network draws random numbers in eval mode: they are part of the average")
-    if behaviour.examples == "mixed" and not (evaluation.norms and evaluation.batch_norm != "eval"):
+    if _matters_together(behaviour, evaluation):
         notes.append("the examples of a batch influence each other: the answer is that for batches of this size")
     return notes
 

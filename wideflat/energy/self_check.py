@@ -43,19 +43,21 @@ def fast_path_differs(energy: BlockEnergy) -> bool:
 
 
 def _example_differs(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> bool:
-    """Whether the last example has other outputs than alone, with weights that give it the noise it had."""
+    """Whether the first or the last has other outputs than alone, with weights that give it the noise it had."""
     assert energy.example is not None
-    last = size - 1
     energy.example.recording = True
     with energy:
         fast = _fast(energy, batch, size, sigma)
-        directions = energy.shared.directions() if energy.shared is not None else {}
-    directions |= energy.example.directions(last)
+        shared = energy.shared.directions() if energy.shared is not None else {}
     energy.example.recording = False
-    alone = company(last, size)
-    plain = _plain(energy, chosen(batch, alone, size), len(alone), sigma, directions)
-    mine, theirs = of_examples(fast, size, alone, plain, len(alone))
-    return not mine or not agree(mine, theirs, scale=fast, slack=SLACK)
+    for example in (0, size - 1):
+        alone = company(example, size)
+        directions = shared | energy.example.directions(example)
+        plain = _plain(energy, chosen(batch, alone, size), len(alone), sigma, directions)
+        mine, theirs = of_examples(fast, size, alone, plain, len(alone))
+        if not mine or not agree(mine, theirs, scale=fast, slack=SLACK):
+            return True
+    return False
 
 
 def _examples(energy: BlockEnergy) -> tuple[Any, int]:
