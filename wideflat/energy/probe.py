@@ -3,8 +3,8 @@
 A measurement evaluates the same examples many times, in batches that it may cut, repeat and keep. That is right only
 for a network whose outputs are a function of weights and inputs, that leaves its inputs alone, and, where every example
 has noise of its own, whose examples do not influence each other. Nothing of this is visible in its layers, so it is
-tried: twice the same batch, then the batch in reverse order without its first example, then one example in company of
-itself.
+tried: twice the same batch, then the batch in reverse order without its first example, then some examples in company of
+themselves alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from wideflat.energy.blocks import Block, chosen, cloned, seed_everything
 from wideflat.energy.evaluation import Evaluation
 from wideflat.seeds import derive_seed
+
+#: Examples that are tried by themselves.
+ALONE = 4
 
 __all__ = ["Behaviour", "agree", "company", "comparable", "observe", "of_examples"]
 
@@ -85,9 +88,10 @@ def company(example: int, size: int) -> list[int]:
 def _independent(
     evaluation: Evaluation, run: Callable[[Any], tuple[Any, Any]], batch: Any, size: int, whole: tuple[Any, Any]
 ) -> Literal["independent", "mixed", "unknown"]:
-    """Whether examples have the same outputs in other company: reversed without the first, and the first by itself."""
-    reverse = list(range(size - 1, 0, -1)) if size > 2 else company(1, size)
-    for order in (reverse, company(0, size)):
+    """Whether examples have the same outputs in other company: reversed without the first, and some by themselves."""
+    reverse = [list(range(size - 1, 0, -1))] if size > 2 else []
+    single = sorted({round(k * (size - 1) / (ALONE - 1)) for k in range(ALONE)})
+    for order in (*reverse, *(company(example, size) for example in single)):
         try:
             outputs, targets = run(cloned(chosen(batch, order, size)))
             mixed = _metric_mixes(evaluation, whole, size, (outputs, targets), order)

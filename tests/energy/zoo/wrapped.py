@@ -4,6 +4,7 @@ import warnings
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from zoo.networks import Net, head, images, mlp, seen, vectors
 
@@ -22,9 +23,9 @@ class Typed(nn.Module):
 def _bypassed():
     """A closure that a copy of the network does not follow: its convolution stays that of the original."""
     conv, norm = nn.Conv2d(2, 4, 3), seen(nn.BatchNorm2d(4), torch.randn(9, 4, 4, 4))
-    side = nn.Conv2d(2, 4, 3)
+    side = nn.Conv2d(2, 4, 3, bias=False)
     return Net(
-        lambda net, x: net.h((net.norm(net.conv(x)) + side(x)).flatten(1)),
+        lambda net, x: net.h((net.norm(net.conv(x)) + F.conv2d(x, side.weight.data)).flatten(1)),
         conv=conv,
         norm=norm,
         side=side,
