@@ -99,3 +99,19 @@ def test_a_network_that_draws_random_numbers_is_averaged_over_them():
     exact = 0.09 * float(((x**2) @ (model.weight.detach()[0] ** 2)).mean())
     assert abs(profile.mean[0] - exact) < 4 * profile.stderr[0] < 0.5 * exact
     assert "random numbers" in str(profile)
+
+
+def test_a_graph_of_just_these_nodes_is_measured_as_a_whole():
+    class Graph(nn.Module):
+        def __init__(self, nodes):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.register_buffer("edges", torch.softmax(torch.randn(nodes, nodes), 1))
+
+        def forward(self, x):
+            return self.b(self.edges @ self.a(x).relu())
+
+    profile = measure(Graph(100), data(100))
+    assert profile.conventions["noise"] == "batch" and profile.conventions["batch_size"] == 100
+    with pytest.raises(RuntimeError, match="shape"):  # what is wrong for all data stays the error it is
+        measure(Graph(99), data(100))

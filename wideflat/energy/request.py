@@ -39,6 +39,8 @@ MOST_PASSES = 1000
 LOOK = 32
 #: Most examples that are evaluated together because they influence each other, where nobody said how many.
 TOGETHER = 1024
+#: Bytes of data up to which all of them are tried together where a part of them is not accepted.
+WHOLE_BYTES = 2**26
 
 
 @dataclass
@@ -156,12 +158,10 @@ def plan(request: Request, careful: str = "") -> Plan:
     evaluation = Evaluation(request.model, request.metric, request.batch_norm, request.forward)
     names, words = select_parameters(request.model, request.parameters)
     notes = [careful] if careful else []
-    look = request.batch_size if request.batch_size and request.batch_size > 1 else LOOK
-    blocks = Blocks(request.data, look, request.seed, request.augment)
     batch_size = request.batch_size
     with unwritten(request.model), evaluation.prepared():
-        first = blocks.first()
-        behaviour = _agreed(observe(evaluation, first, request.seed), bool(careful))
+        blocks, first, behaviour = _look(request, evaluation)
+        behaviour = _agreed(behaviour, bool(careful))
         noise, example = request.noise, None
         if noise == "example" or (noise == "auto" and not careful):
             noise, example = _noise_of_examples(request, evaluation, first, behaviour, names)
@@ -171,13 +171,32 @@ def plan(request: Request, careful: str = "") -> Plan:
         together = _matters_together(behaviour, evaluation)
         if batch_size is None and blocks.examples is not None:
             if together:
-                batch_size = min(blocks.examples, TOGETHER)
+                batch_size = max(first.size, min(blocks.examples, TOGETHER))
             else:
                 batch_size = automatic_batch_size(evaluation, first.batch, noise, blocks.examples)
         if not blocks.one_pass:
             blocks = Blocks(request.data, batch_size or LOOK, request.seed, request.augment, in_order=together)
     passes = _passes(request, noise, blocks)
     return Plan(request, evaluation, names, words, blocks, first, behaviour, noise, batch_size, passes, example, notes)
+
+
+def _look(request: Request, evaluation: Evaluation) -> tuple[Blocks, Block, Behaviour]:
+    """The data in blocks, the first of them, and what the network does with it.
+
+    Where a network cannot take a part of data that are in memory (a graph of just these nodes), it gets all of them.
+    """
+    size = request.batch_size if request.batch_size and request.batch_size > 1 else LOOK
+    blocks = Blocks(request.data, size, request.seed, request.augment)
+    first = blocks.first()
+    try:
+        return blocks, first, observe(evaluation, first, request.seed)
+    except (RuntimeError, IndexError):
+        if request.batch_size or not blocks.in_memory or blocks.count == 1 or blocks.bytes > WHOLE_BYTES:
+            raise
+        whole = Blocks(request.data, blocks.examples or size, request.seed, request.augment, in_order=True)
+        with contextlib.suppress(RuntimeError, IndexError):
+            return whole, whole.first(), observe(evaluation, whole.first(), request.seed)
+        raise
 
 
 def _agreed(behaviour: Behaviour, copies: bool) -> Behaviour:
