@@ -10,7 +10,7 @@ from zoo import NAMES, REFUSED, zoo
 from wideflat import local_energy
 
 SIGMAS = [0.1, 0.4]
-PASSES = {"auto": 12, "batch": 12, "example": 12, "pass": 100}
+PASSES = {"auto": 12, "batch": 12, "example": 12, "pass": 72}
 
 
 def deviation(outputs, targets):
@@ -19,7 +19,7 @@ def deviation(outputs, targets):
     return d / (1 + d)
 
 
-def naive(model, x, targets, repetitions=160):
+def naive(model, x, targets, repetitions=128):
     """Eq. 4 as it stands: draw z, perturb the weights, evaluate all examples, restore; mean and standard error."""
     generator = torch.Generator().manual_seed(1)
     found = []
