@@ -2,6 +2,7 @@
 
     python benchmarks/local_energy.py [--quick] [--only committee mlp smallconvnet smallconvnet-all resnet18]
                                       [--data CIFAR] [--fashion FOLDER] [--smallconvnet RUN] [--resnet18 RUN]
+                                      [--self-check]
 
 For each network: the naive loop (copy the weights, perturb them, evaluate the whole data set, restore), then
 ``wideflat.local_energy`` with each kind of noise, both in this process on the same network and data, over the same
@@ -23,6 +24,9 @@ baseline, as torch's flop counter counts them) over all time, drawing noise and 
 measured peak of a matrix product. A product of a first layer that serves several sigmas or passes counts for each. The
 last line of a convolutional network has its forward passes by themselves, as the inner evaluation makes them: blocks of
 the size that was chosen, channels last, batch norm folded.
+
+With ``--self-check`` nothing of this is measured, but how long the comparison of the fast path with the plain one takes
+before a measurement, as a fraction of that measurement with its default number of passes.
 """
 
 from __future__ import annotations
@@ -41,8 +45,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat import local_energy
 from wideflat.committee import train
 from wideflat.data import dress_coat, load
+from wideflat.energy.block_energy import BlockEnergy
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.metrics import error_metric
+from wideflat.energy.request import Request, plan
+from wideflat.energy.self_check import fast_path_differs
 from wideflat.models import resnet18, smallconvnet
 from wideflat.training.flatness import images_of_run
 from wideflat.training.runs import Run
@@ -161,6 +168,35 @@ def compare(
     )
 
 
+def self_check(name: str, model: nn.Module, x: Tensor, y: Tensor, sigmas: list[float], *_: object) -> None:
+    """The time of the self-check and of looking at the network, as fractions of a default measurement."""
+    local_energy(model, (x[:256], y[:256]), sigmas[:2], progress=False)  # warm up
+    start = time.perf_counter()
+    profile = local_energy(model, (x, y), sigmas, progress=False)
+    whole = time.perf_counter() - start
+    request = Request(
+        model, (x, y), sigmas, "auto", "error", "eval", "all", None, None, 0, True, None, None, None, 1024
+    )  # fmt: skip
+    looks, checks = [], []
+    for _ in range(5):
+        start = time.perf_counter()
+        energy = BlockEnergy(plan(request))
+        looks.append(time.perf_counter() - start)
+        with energy.plan.evaluation.prepared():
+            energy.prepare()
+            start = time.perf_counter()
+            differs = fast_path_differs(energy)
+            checks.append(time.perf_counter() - start)
+        assert not differs, f"{name} does not pass its self-check"
+    look, check = sorted(looks)[2], sorted(checks)[2]
+    print(
+        f"  {name}, n = {len(x)}, {len(sigmas)} sigmas, noise {profile.conventions['noise']}: {whole:.3g} s; "
+        f"self-check {1000 * check:.2g} ms = {100 * check / whole:.2g}%; looking at the network {1000 * look:.2g} ms = "
+        f"{100 * look / whole:.2g}% (medians of 5)",
+        flush=True,
+    )
+
+
 def forward_rates(model: nn.Module, x: Tensor, block: int, work: int, seconds: float = 4.0) -> list[float]:
     """Floating-point operations a second of forward passes over blocks, one number a pass."""
     network = FoldedNetwork.fold(model) or model.eval()
@@ -253,8 +289,10 @@ def main() -> None:
     parser.add_argument("--smallconvnet", type=Path, default=None, help="run whose network is measured")
     parser.add_argument("--resnet18", type=Path, default=None, help="run whose network is measured")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--self-check", action="store_true", help="only the cost of the self-check")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    show: Callable[..., None] = self_check if arguments.self_check else compare
     peak = max(peak_flops() for _ in range(3))
     print(f"{describe()}, measured peak {peak / 1e9:.0f} Gflop/s")
     tasks: dict[str, Callable[[], None]] = {}
@@ -268,14 +306,14 @@ def main() -> None:
     def committee() -> None:
         model, x, y = committee_task(500)
         runs = {"pass": 64.0, "batch": 64.0, "example": 512.0}
-        compare("committee 9 x 784", model, x, y, sigmas, peak, runs, 4.0, 500, 200)
+        show("committee 9 x 784", model, x, y, sigmas, peak, runs, 4.0, 500, 200)
 
     @task
     def mlp() -> None:
         for n in (1000, 10_000, 50_000) if not arguments.quick else (1000,):
             model, x, y, kind = mlp_task(n, arguments.fashion)
             runs = {"pass": 64.0, "batch": 8.0, "example": 32.0} if n < 5000 else {"batch": 4.0, "example": 8.0}
-            compare(f"MLP 784-256-256-10, {kind}", model, x, y, sigmas, peak, runs, 12.0, 10_000, 60)
+            show(f"MLP 784-256-256-10, {kind}", model, x, y, sigmas, peak, runs, 12.0, 10_000, 60)
 
     def convolutional(
         make: Callable[..., nn.Module], run: Path | None, n: int, steps: int
@@ -291,19 +329,19 @@ def main() -> None:
     def smallconvnet_task() -> None:
         model, x, y, kind = convolutional(smallconvnet, arguments.smallconvnet, 1000, 200)
         runs = {"pass": 32.0, "batch": 8.0, "example": 8.0}
-        compare(f"SmallConvNet, {kind}", model, x, y, sigmas, peak, runs, 20.0, 1000, 30)
+        show(f"SmallConvNet, {kind}", model, x, y, sigmas, peak, runs, 20.0, 1000, 30)
 
     @task
     def smallconvnet_all_task() -> None:
         n = 50_000 if not arguments.quick else 5000
         model, x, y, kind = convolutional(smallconvnet, arguments.smallconvnet, n, 500)
-        compare(f"SmallConvNet, {kind}", model, x, y, [0.25, 0.5], peak, {"batch": 2.0, "example": 2.0}, 60.0, 5000, 30)
+        show(f"SmallConvNet, {kind}", model, x, y, [0.25, 0.5], peak, {"batch": 2.0, "example": 2.0}, 60.0, 5000, 30)
 
     @task
     def resnet18_task() -> None:
         n = 10_000 if not arguments.quick else 500
         model, x, y, kind = convolutional(resnet18, arguments.resnet18, n, 20)
-        compare(f"ResNet-18, {kind}", model, x, y, [0.2], peak, {"batch": 1.25}, 60.0, 128, 40)
+        show(f"ResNet-18, {kind}", model, x, y, [0.2], peak, {"batch": 1.25}, 60.0, 128, 40)
 
     for name, function in tasks.items():
         if name.removesuffix("_task").replace("_", "-") in arguments.only:

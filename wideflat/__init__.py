@@ -3,7 +3,9 @@
 from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.committee import CommitteeMachine
-from wideflat.energy.measure import LocalEnergy, committee_local_energy, local_energy
+from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
+from wideflat.energy.curvature import curvature
+from wideflat.energy.worst_case import worst_case
 from wideflat.entropic import Entropic
 from wideflat.entropy.measure import LocalEntropy, local_entropy
 from wideflat.entropy_sgd import EntropySGD
@@ -23,6 +25,9 @@ __all__ = [
     "local_energy",
     "LocalEnergy",
     "committee_local_energy",
+    "layer_profiles",
+    "worst_case",
+    "curvature",
     "local_entropy",
     "LocalEntropy",
     "Lookahead",

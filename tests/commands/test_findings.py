@@ -9,7 +9,7 @@ import torch
 from wideflat import cli
 from wideflat.commands.findings import collect, summary
 from wideflat.committee import SETTINGS, train
-from wideflat.energy.measure import LocalEnergy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.entropy.measure import local_entropy
 from wideflat.experiments.fig6 import ITEM as FIG6
 from wideflat.experiments.table1 import ITEM as TABLE1

@@ -158,3 +158,69 @@ def test_a_parameter_used_in_a_new_way_is_an_error_and_not_forgotten():
         noise.apply(0.1)
         with pytest.raises(RuntimeError, match="which it was not for the first batch"), noise:
             model(x)
+
+
+def test_the_product_of_a_computed_weight_is_not_kept():
+    """weight_norm, masks, parametrizations: the tensor is a temporary, and its place in memory comes again."""
+
+    class Computed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.bias = nn.Parameter(torch.ones(3, 1)), nn.Parameter(torch.zeros(3))
+            self.register_buffer("v", torch.randn(3, 4))
+            self.register_buffer("weight", torch.empty(3, 4))  # the same object in every call
+
+        def forward(self, x):
+            torch.mul(self.v, self.scale, out=self.weight)
+            return F.linear(x, self.weight, self.bias)
+
+    model, x = Computed(), torch.randn(6, 4)
+    noise = ExampleNoise(model, ["scale", "bias"])
+    with torch.no_grad():
+        noise.probe(model, [(x, 6), (x[:5], 5)])
+        assert noise.treatment == {"scale": "shared", "bias": "independent"}
+        noise.start(x, 6, generator())
+        for scale in (1.0, 3.0):
+            model.scale.fill_(scale)
+            noise.apply(0.5)
+            with noise:
+                torch.testing.assert_close(model(x), scale * F.linear(x, model.v))
+
+
+@pytest.mark.parametrize(
+    "see",
+    [
+        lambda x, w: F.linear(x, w) + F.linear(x.transpose(1, 2), w),
+        lambda x, w: F.conv1d(x, w[:, :, None]) + F.conv1d(x.transpose(1, 2), w[:, :, None]),
+    ],
+    ids=["linear", "computed kernel"],
+)
+def test_the_input_seen_in_two_ways_has_two_products(see):
+    """The change is linear in sigma: with the noise of one batch, that at 0.2 is twice that at 0.1."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            return see(x, self.w)
+
+    model, x = Twice(), torch.randn(6, 4, 4)
+    noise = ExampleNoise(model, ["w"])
+    with torch.no_grad():
+        noise.probe(model, [(x, 6), (x[:5], 5)])
+        noise.start(x, 6, generator())
+        base, out = model(x), []
+        for sigma in (0.1, 0.2):
+            noise.apply(sigma)
+            with noise:
+                out.append(model(x) - base)
+        torch.testing.assert_close(2 * out[0], out[1], atol=1e-5, rtol=1e-4)
+        if noise.treatment["w"] == "flipout":
+            noise.recording = True
+            noise.apply(0.2)
+            with noise:
+                fast = model(x)
+            moved = model.w + 0.2 * noise.directions(3)["w"]
+            torch.testing.assert_close(fast[3:4], see(x[3:4], moved), atol=1e-5, rtol=1e-4)

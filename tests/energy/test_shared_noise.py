@@ -1,10 +1,11 @@
-"""Noise on parameters: selection, one z for all examples."""
+"""Noise on parameters: one z for all examples."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from wideflat.energy.shared_noise import FirstLayer, SharedNoise, select_parameters
+from wideflat.energy.shared_noise import FirstLayer, SharedNoise, unwritten
 
 
 def generator(seed=0):
@@ -15,41 +16,6 @@ def network():
     return nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4), nn.LayerNorm(4)
     ).eval()
-
-
-# ---- selection
-
-
-@pytest.mark.parametrize(
-    ("selection", "expected"),
-    [
-        ("all", {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias", "5.weight", "5.bias"}),
-        ("no batch norm", {"0.weight", "0.bias", "4.weight", "4.bias"}),
-        ("no biases", {"0.weight", "1.weight", "4.weight", "5.weight"}),
-        ("weights", {"0.weight", "4.weight"}),
-        ("4[.].*", {"4.weight", "4.bias"}),
-        (["0.weight", "5.bias"], {"0.weight", "5.bias"}),
-        (lambda name, parameter: parameter.dim() == 4, {"0.weight"}),
-    ],
-)
-def test_selection(selection, expected):
-    assert set(select_parameters(network(), selection)[0]) == expected
-
-
-def test_a_selection_of_nothing_is_refused_with_the_names():
-    with pytest.raises(ValueError, match=r"selects none of the 8 parameters.*0\.weight"):
-        select_parameters(network(), "fc.*")
-    with pytest.raises(ValueError, match="regular expression"):
-        select_parameters(network(), "(")
-
-
-def test_tied_parameters_are_selected_once():
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    model[1].weight = model[0].weight
-    assert select_parameters(model)[0] == ["0.weight"]
-
-
-# ---- one z for all
 
 
 def test_shared_noise_has_standard_deviation_sigma_times_the_weight():
@@ -115,3 +81,86 @@ def test_the_first_layer_is_linear_in_sigma(first):
             layer.apply(sigma)
             with layer:
                 torch.testing.assert_close(model(x), expected)
+
+
+class Twice(nn.Module):
+    """One weight, the input seen in two ways."""
+
+    def __init__(self, weight, function):
+        super().__init__()
+        self.weight, self.bias, self.function = nn.Parameter(weight), nn.Parameter(torch.randn(len(weight))), function
+
+    def forward(self, x):
+        return self.function(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (Twice(torch.randn(4, 4), lambda x, w, b: F.linear(x, w) + F.linear(x.transpose(1, 2), w)), (5, 4, 4)),
+        (
+            Twice(
+                torch.randn(3, 4),
+                lambda x, w, b: F.linear(x, w) + F.linear(x.reshape(5, 2, 2, 2).mT.reshape(5, 2, 4), w),
+            ),
+            (5, 2, 4),
+        ),
+        (
+            Twice(
+                torch.randn(2, 2, 3), lambda x, w, b: F.conv1d(x, w, padding=1) + F.conv1d(x, w, padding=2, dilation=2)
+            ),
+            (5, 2, 6),
+        ),
+        (Twice(torch.randn(3, 4), lambda x, w, b: F.linear(x, w, b) + F.linear(x, w)), (5, 4)),
+        (Twice(torch.randn(3, 4), lambda x, w, b: F.linear(x, w, b * b)), (5, 4)),
+        (Twice(torch.randn(3, 4), lambda x, w, b: F.linear(x, w * 1) + F.linear(x, w)), (5, 4)),
+    ],
+    ids=["transpose", "view", "dilation", "bias", "computed bias", "computed weight"],
+)
+def test_a_product_is_kept_for_what_it_is_the_product_of(model, shape):
+    x = torch.randn(shape)
+    with torch.no_grad(), SharedNoise(model, ["weight", "bias"]) as noise:
+        layer = FirstLayer(noise)
+        noise.draw(generator())
+        layer.start(x)
+        for sigma in (0.1, 0.7):
+            noise.apply(sigma)
+            expected = model(x)
+            layer.apply(sigma)
+            with layer:
+                torch.testing.assert_close(model(x), expected)
+
+
+def test_noise_in_place_is_that_of_the_buffer_and_is_taken_back_exactly():
+    model = network()
+    names = [name for name, _ in model.named_parameters()]
+    before = {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
+    with SharedNoise(model, names) as noise:
+        noise.draw(generator())
+        noise.apply(0.5)
+        noisy = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with SharedNoise(model, names, in_place=True) as plain:
+        plain.point(noise.directions())
+        plain.apply(0.5)
+        for name, p in model.named_parameters():
+            assert torch.equal(p, noisy[name]) and p.data_ptr() == before[name][0]
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name][1]) and p.data_ptr() == before[name][0]
+
+
+def test_noise_finds_its_parameter_again_when_the_network_has_moved_it():
+    model = nn.Linear(3, 2, bias=False)
+    with SharedNoise(model, ["weight"]) as noise:
+        noise.draw(generator())
+        model.weight.data = torch.zeros(2, 3)  # as networks do that normalise their weights in every call
+        noise.apply(0.5)
+        assert torch.equal(model.weight, noise._weights[0].view(2, 3) + 0.5 * noise.direction(model.weight))
+
+
+def test_what_a_network_writes_into_its_weights_is_taken_back():
+    model = nn.Linear(3, 2)
+    values, pointer = model.weight.detach().clone(), model.weight.data_ptr()
+    with unwritten(model):
+        model.weight.data.mul_(2)
+        model.bias.data = torch.zeros(2)
+    assert torch.equal(model.weight, values) and model.weight.data_ptr() == pointer and model.bias.abs().sum() > 0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wideflat.committee import Solutions
-from wideflat.energy.measure import LocalEnergy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.entropy.measure import LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item

@@ -17,9 +17,10 @@ import tyro
 from torch import Tensor, nn
 
 from wideflat.commands import UsageError
-from wideflat.committee import wrong_patterns
-from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
+from wideflat.energy.committees import committee_profile
+from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.energy.series import layer_profiles
 from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
 from wideflat.files import read_npz
 
@@ -117,7 +118,7 @@ class Command:
         """The profiles by layer ("" for all of the network), and the exit code."""
         solutions = self.path / "solutions.npz" if self.path.is_dir() else self.path
         if solutions.suffix == ".npz" and solutions.exists():
-            return {"": committee_profile(solutions, sigmas)}, 0
+            return {"": _committees_in(solutions, sigmas)}, 0
         model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
         options |= {
             "noise": self.noise,
@@ -210,35 +211,11 @@ def _read_checkpoint(path: Path) -> Any:
         ) from None
 
 
-def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
+def _committees_in(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     """The exact profile of the committee machines in an .npz file: mean over solutions, with its standard error."""
     arrays = read_npz(path, "weights", "inputs", "targets")
     weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
-    weights = weights.reshape(-1, *weights.shape[-2:])
-    values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
-    count = len(values)
-    baseline = float(wrong_patterns(weights.double(), inputs, targets).double().mean())
-    return LocalEnergy(
-        sigmas=np.array(sigmas),
-        mean=values.mean(0),
-        stderr=values.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(sigmas)),
-        degrees_of_freedom=np.full(len(sigmas), float(count - 1) if count > 1 else np.inf),
-        baseline=baseline,
-        samples=values,
-        conventions={
-            "measure": "local energy",
-            "metric": "error",
-            "noise": "exact",
-            "stderr": f"over {count} solutions",
-            "batch_norm": None,
-            "batch_size": None,
-            "parameters": "all",
-            "perturbed": weights[0].numel(),
-            "architecture": f"CommitteeMachine, {weights[0].numel()} parameters",
-            "examples": len(inputs),
-            "augmented": False,
-        },
-    )
+    return committee_profile(weights, inputs, targets, sigmas)
 
 
 def _function(name: str) -> Callable[[], Any]:

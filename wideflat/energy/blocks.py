@@ -44,6 +44,8 @@ class Blocks:
         seed: Draws which example goes into which block.
         augment: Applied to the inputs of every batch ``(inputs, targets)`` (to a batch of another form as a whole),
             freshly in every pass.
+        in_order: Leave the examples in their order where the blocks are made here, for a network to which their company
+            matters; else it is drawn which example goes into which block.
 
     Attributes:
         indexed: Whether a block can be had without those before it.
@@ -55,7 +57,14 @@ class Blocks:
         (3, [2, 2, 1])
     """
 
-    def __init__(self, data: Any, batch_size: int, seed: int = 0, augment: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        seed: int = 0,
+        augment: Callable[[Any], Any] | None = None,
+        in_order: bool = False,
+    ) -> None:
         self._seed = seed
         self._augment = augment
         self._tensors: Any = None
@@ -94,7 +103,8 @@ class Blocks:
                 raise ValueError(f"batch_size must be >= 1, got {batch_size}")
             self.count = -(-total // batch_size)
             generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
-            self._parts = torch.randperm(total, generator=generator).tensor_split(self.count)
+            order = torch.arange(total) if in_order else torch.randperm(total, generator=generator)
+            self._parts = order.tensor_split(self.count)
             self.examples = total
         #: Whether every pass sees exactly the same numbers; an iterable that changes them is found out in the second.
         self.fixed = augment is None
@@ -240,6 +250,22 @@ def repeated(batch: Any, times: int) -> Any:
 def truncated(batch: Any, size: int) -> Any:
     """The first ``size`` examples of a batch."""
     return tree_map(lambda leaf: leaf[:size] if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch)
+
+
+def chosen(batch: Any, examples: Sequence[int], size: int) -> Any:
+    """The given examples of a batch of ``size``, in this order."""
+
+    def pick(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != size:
+            return leaf
+        return leaf[torch.tensor(examples, device=leaf.device)]
+
+    return tree_map(pick, batch)
+
+
+def cloned(batch: Any) -> Any:
+    """The batch in memory of its own."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def seed_everything(seed: int) -> None:

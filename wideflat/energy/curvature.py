@@ -32,9 +32,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
-from wideflat.energy.measure import architecture, check_sigmas, whole_passes
-from wideflat.energy.profile import LocalEnergy
-from wideflat.energy.shared_noise import Selection, select_parameters
+from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
+from wideflat.energy.request import whole_passes
+from wideflat.energy.selection import Selection, select_parameters
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
 
@@ -70,9 +70,9 @@ class Curvature:
         if self.conventions.get("scale") != "relative":
             raise ValueError('only scale="relative" predicts the local energy; this curvature is in absolute scale')
         sigma = check_sigmas(sigmas)
-        conventions = {**self.conventions, "measure": "local energy", "noise": "second order"}
+        found = {**self.conventions, "measure": "local energy", "noise": "second order"}
         return LocalEnergy(
-            sigma, sigma**2 / 2 * self.trace, sigma**2 / 2 * self.trace_stderr, self.baseline, conventions=conventions
+            sigma, sigma**2 / 2 * self.trace, sigma**2 / 2 * self.trace_stderr, self.baseline, conventions=found
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -130,7 +130,7 @@ def curvature(
         metric: ``"loss"`` (cross-entropy; see :mod:`wideflat.energy.metrics`) or a differentiable function of outputs
             and targets.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
-        parameters: Which parameters; see :func:`wideflat.energy.shared_noise.select_parameters`.
+        parameters: Which parameters; see :func:`wideflat.energy.selection.select_parameters`.
         tolerance: Residual of an eigenvalue, relative to the largest, at which it counts as found.
         max_iterations: Products with the Hessian after which what is found is returned. Each keeps one vector of the
             size of the parameters in memory.
@@ -184,20 +184,19 @@ def curvature(
         trace,
         stderr,
         baseline,
-        {
-            "measure": "curvature",
-            "metric": evaluation.metric_name,
-            "meaning": evaluation.meaning,
-            "scale": scale,
-            "batch_norm": batch_norm if evaluation.norms else None,
-            "batch_size": batch_size if evaluation.norms and batch_norm == "batch" else None,
-            "parameters": words,
-            "perturbed": weights.numel(),
-            "architecture": architecture(model),
-            "examples": hessian.examples,
-            "augmented": False,
-            "seed": seed,
-        },
+        conventions(
+            "curvature",
+            metric=evaluation.metric_name,
+            meaning=evaluation.meaning,
+            scale=scale,
+            batch_norm=batch_norm if evaluation.norms else None,
+            batch_size=batch_size if evaluation.norms and batch_norm == "batch" else None,
+            parameters=words,
+            perturbed=weights.numel(),
+            architecture=architecture(model),
+            examples=hessian.examples,
+            seed=seed,
+        ),
     )
 
 

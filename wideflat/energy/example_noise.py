@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
-from wideflat.energy.shared_noise import fill_normal, is_source
+from wideflat.energy.shared_noise import fill_normal, view_of
+from wideflat.energy.uses import CONVOLUTIONS, Unforeseen, is_description, tensors_in, treatments, use_of, uses
 
 __all__ = ["ExampleNoise"]
 
@@ -38,7 +38,8 @@ __all__ = ["ExampleNoise"]
 class ExampleNoise(TorchFunctionMode):
     """Evaluate a network with another z for every example: inside ``with noise:`` its operations are noisy.
 
-    Which operation gets which treatment is found by running the network once (:meth:`probe`).
+    Which operation gets which treatment is found by running the network (:meth:`probe`). What the network does later is
+    held against it: :class:`~wideflat.energy.uses.Unforeseen` is raised where a parameter is used in another way.
 
     Args:
         module: The network.
@@ -54,20 +55,19 @@ class ExampleNoise(TorchFunctionMode):
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         wanted = set(names)
         self._chosen = {id(p): p for name, p in module.named_parameters() if name in wanted}
-        self._module = module
         self.treatment: dict[str, str] = {}
         self._plan: dict[int, str] = {}
         self._sigma = 0.0
         self._generator = torch.Generator()
-        self._drawn: dict[tuple[int, str], Tensor] = {}
+        self._drawn: dict[tuple[Any, ...], Tensor] = {}
         self._source: Tensor | None = None
-        self._memo: dict[tuple[int, str], Tensor] = {}
+        self._memo: dict[tuple[Any, ...], Tensor] = {}
         self._batch, self._tiles = 0, 1
+        self.recording = False  # whether the inputs of linear layers are held, for directions()
+        self._vectors: dict[int, Tensor | None] = {}  # what each linear layer of independent noise saw, by its weight
         self._handlers: dict[Callable[..., Any], Callable[..., Tensor]] = {
             F.linear: self._linear,
-            F.conv1d: self._convolution(F.conv1d),
-            F.conv2d: self._convolution(F.conv2d),
-            F.conv3d: self._convolution(F.conv3d),
+            **{convolution: self._convolution(convolution) for convolution in CONVOLUTIONS},
             F.batch_norm: self._batch_norm,
             F.layer_norm: self._layer_norm,
             F.group_norm: self._group_norm,
@@ -76,35 +76,8 @@ class ExampleNoise(TorchFunctionMode):
     # ------------------------------------------------------------------------------------------ what is used how
 
     def probe(self, run: Callable[[Any], Any], batches: Sequence[tuple[Any, int]]) -> None:
-        """Find out how each parameter is used.
-
-        Args:
-            run: Evaluates the network on a batch.
-            batches: Batches of different sizes, each with its number of examples: an operation is treated example by
-                example only if the first axis of its input is as long as the batch is, for all of them.
-        """
-        uses: dict[int, list[str]] = {key: [] for key in self._chosen}
-        calls: dict[int, int] = {}
-        for batch, size in batches:
-            recorder = _Recorder(self._chosen, size)
-            with recorder:
-                run(batch)
-            for key, found in recorder.uses.items():
-                uses[key] += found
-                calls[key] = max(calls.get(key, 0), len(found))
-        for key in self._chosen:
-            kinds = set(uses[key])
-            if not kinds or "other" in kinds:
-                plan = "shared"
-            elif kinds == {"vector"} and calls[key] == 1:
-                plan = "independent"
-            elif kinds <= {"vector", "positions"}:
-                plan = "flipout"
-            elif kinds == {"affine"}:
-                plan = "independent"
-            else:
-                plan = "shared"
-            self._plan[key] = plan
+        """Find out how each parameter is used; see :func:`wideflat.energy.uses.uses`."""
+        self._plan = treatments(uses(run, batches, list(self._chosen.values())))
         self.treatment = {self._names[key]: plan for key, plan in self._plan.items()}
 
     @property
@@ -139,6 +112,7 @@ class ExampleNoise(TorchFunctionMode):
     def apply(self, sigma: float, fresh: bool = False) -> None:
         """Set sigma; ``fresh`` draws new noise, else the noise of this batch is used for every sigma."""
         self._sigma = sigma
+        self._vectors = {}
         if fresh:
             self._drawn = {}
 
@@ -147,25 +121,61 @@ class ExampleNoise(TorchFunctionMode):
     ) -> Any:
         """Replace the operations that use a perturbed parameter."""
         kwargs = kwargs or {}
-        if self._sigma == 0:
+        own = [leaf for leaf in tensors_in(args, kwargs) if self._own(leaf)] if self._sigma else []
+        if not own:
             return func(*args, **kwargs)
         handler = self._handlers.get(func)
-        if handler is not None and any(self._own(argument) for argument in (*args, *kwargs.values())):
+        if handler is not None and all(self._as_planned(func, args, kwargs, parameter) for parameter in own):
             return handler(*args, **kwargs)
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor):
-            for argument in args:
-                if self._own(argument):
-                    raise RuntimeError(
-                        f'noise="example": parameter {self._names[id(argument)]} is now used by '
-                        f"{getattr(func, '__name__', func)}, which it was not for the first batch; "
-                        'use noise="batch" for a network that changes what it computes'
-                    )
+        if not is_description(func, result):
+            raise Unforeseen(
+                f'noise="example": parameter {self._names[id(own[0])]} is now used by '
+                f"{getattr(func, '__name__', func)} in a way in which it was not for the first batch; "
+                'use noise="batch" for a network that changes what it computes'
+            )
         return result
 
     def _own(self, argument: object) -> bool:
         """Whether ``argument`` is a parameter that is perturbed here (and not by noise shared by the batch)."""
         return self._plan.get(id(argument), "shared") != "shared"
+
+    def _as_planned(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], parameter: Tensor
+    ) -> bool:
+        kind = use_of(func, args, kwargs, parameter, self._batch).kind
+        if self._plan[id(parameter)] == "flipout":
+            return kind in ("vector", "positions")
+        return kind == "affine" or (kind == "vector" and id(parameter) not in self._vectors)
+
+    def directions(self, example: int) -> dict[str, Tensor]:
+        """A z * w of every parameter that gives one example alone what it had in the last evaluation.
+
+        Flipout and affine parts have such a z. For a linear layer any z will do with (z * w) x = std xi; this is the
+        shortest, z_oi = xi_o w_oi x_i / std_o. Parameters with noise shared by the batch are left out. The evaluation
+        must have been made with ``recording`` set.
+        """
+        found = {}
+        for key, parameter in self._chosen.items():
+            drawn = {kind: values for (owner, kind, *_), values in self._drawn.items() if owner == key}
+            seen = self._vectors.get(key)
+            if seen is not None:
+                x, xi = seen[example], drawn["xi"].flatten(0, 1)[example]
+                variance = (parameter * parameter) @ (x * x)
+                factor = torch.where(variance > 0, xi * variance.rsqrt(), 0.0)
+                found[self._names[key]] = factor[:, None] * parameter * parameter * x
+            elif "s" in drawn:
+                fan_in = parameter.shape[1]
+                group = torch.arange(len(parameter)) // (len(parameter) * fan_in // drawn["s"].shape[1])
+                columns = group[:, None] * fan_in + torch.arange(fan_in)
+                signs = drawn["r"][example][:, None] * drawn["s"][example][columns.to(drawn["s"].device)]
+                signs = signs.reshape(*signs.shape, *(1,) * (parameter.dim() - 2))
+                found[self._names[key]] = signs * drawn["z"] * parameter
+            elif "z" in drawn:
+                found[self._names[key]] = drawn["z"][example].reshape(parameter.shape) * parameter
+            elif self._own(parameter):  # not used by this batch
+                found[self._names[key]] = torch.zeros_like(parameter)
+        return found
 
     def _normals(self, parameter: Tensor, kind: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """N(0, 1) of the given shape, the same ones whenever this parameter asks again for this batch."""
@@ -182,13 +192,19 @@ class ExampleNoise(TorchFunctionMode):
             self._drawn[key] = (2 * bits - 1).to(like.device, like.dtype)
         return self._drawn[key]
 
-    def _keep(self, store: dict, key: tuple[int, str], x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """``compute(x)``; where ``x`` is the input of the network, once a batch and for the first of its tiles only."""
-        if not is_source(x, self._source):
+    def _keep(
+        self, store: dict[tuple[Any, ...], Tensor], key: tuple[Any, ...], x: Tensor, compute: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """``compute(x)``; where ``x`` is the input of the network, once a batch and for the first of its tiles only.
+
+        ``key`` holds all that the product depends on besides how it sees the input.
+        """
+        view = view_of(x, self._source)
+        if view is None:
             return compute(x)
-        if key not in store:
-            store[key] = compute(x[: len(x) // self._tiles])
-        return store[key]
+        if (*key, view) not in store:
+            store[(*key, view)] = compute(x[: len(x) // self._tiles])
+        return store[(*key, view)]
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         sigma = self._sigma
@@ -197,6 +213,7 @@ class ExampleNoise(TorchFunctionMode):
         if plan == "flipout":
             out = torch.add(out, self._flipout(F.linear, x, weight, x.dim() - 1, x.dim() - 1), alpha=sigma)
         elif plan == "independent":
+            self._vectors[id(weight)] = x if self.recording else None
             key = (id(weight), "std")
             std = self._keep(self._memo, key, x, lambda y: F.linear(y * y, weight * weight).sqrt_())
             xi = self._normals(weight, "xi", (len(x) // len(out), *out.shape), out)
@@ -205,24 +222,34 @@ class ExampleNoise(TorchFunctionMode):
             out = out.repeat(self._tiles, 1)
         return self._add_bias_noise(out, bias, -1)
 
-    def _mean(self, x: Tensor, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor]) -> Tensor:
-        """The product without noise, kept for a first layer unless noise shared by the batch moves its parameters."""
-        if any(self._plan.get(id(parameter)) == "shared" for parameter in (weight, bias)):
-            return product(x, weight, bias)
-        return self._keep(self._memo, (id(weight), "mean"), x, lambda y: product(y, weight, bias))
+    def _mean(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, product: Callable[..., Tensor], *more: Any
+    ) -> Tensor:
+        """The product without noise, kept for a first layer whose tensors are parameters that nothing else moves."""
+        for tensor in (weight, bias):
+            if tensor is not None and (id(tensor) not in self._names or self._plan.get(id(tensor)) == "shared"):
+                return product(x, weight, bias)
+        return self._keep(self._memo, (id(weight), "mean", id(bias), *more), x, lambda y: product(y, weight, bias))
 
     def _convolution(self, convolution: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def noisy(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-            out = self._mean(x, weight, bias, lambda y, w, b: convolution(y, w, b, *args, **kwargs))
+            more = (convolution, repr((args, kwargs)))
+            out = self._mean(x, weight, bias, lambda y, w, b: convolution(y, w, b, *args, **kwargs), *more)
             if self._own(weight):
-                change = self._flipout(lambda y, w: convolution(y, w, None, *args, **kwargs), x, weight, 1, 1)
+                change = self._flipout(lambda y, w: convolution(y, w, None, *args, **kwargs), x, weight, 1, 1, *more)
                 out = torch.add(out, change, alpha=self._sigma)
             return self._add_bias_noise(out, bias, 1)
 
         return noisy
 
     def _flipout(
-        self, product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, axis: int, out_axis: int
+        self,
+        product: Callable[[Tensor, Tensor], Tensor],
+        x: Tensor,
+        weight: Tensor,
+        axis: int,
+        out_axis: int,
+        *more: Any,
     ) -> Tensor:
         """The change r * product(s * x, z * w) for signs r, s of each example and the batch's z."""
 
@@ -233,7 +260,7 @@ class ExampleNoise(TorchFunctionMode):
             change = product(x * _along(s, x.dim(), axis), z * weight)
             return change.mul_(_along(r, change.dim(), out_axis))
 
-        return self._keep(self._drawn, (id(weight), "change"), x, compute)
+        return self._keep(self._drawn, (id(weight), "change", *more), x, compute)
 
     def _add_bias_noise(self, out: Tensor, bias: Tensor | None, axis: int) -> Tensor:
         if bias is None or not self._own(bias):
@@ -288,40 +315,3 @@ class ExampleNoise(TorchFunctionMode):
 def _along(values: Tensor, dims: int, axis: int) -> Tensor:
     """(batch, features) as a tensor of ``dims`` axes with the features along ``axis``."""
     return values.reshape(values.shape[0], *(values.shape[1] if i == axis else 1 for i in range(1, dims)))
-
-
-class _Recorder(TorchFunctionMode):
-    """Notes for each parameter what it is used for: one input vector, several positions, an affine map, other."""
-
-    def __init__(self, chosen: dict[int, nn.Parameter], size: int) -> None:
-        super().__init__()
-        self.uses: dict[int, list[str]] = {key: [] for key in chosen}
-        self._size = size
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            for leaf in tree_leaves((args, kwargs)):
-                if id(leaf) in self.uses:
-                    self.uses[id(leaf)].append(self._kind(func, args, kwargs, leaf))
-        return result
-
-    def _kind(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> str:
-        x = args[0] if args else kwargs.get("input")
-        if not isinstance(x, Tensor) or x is leaf or x.dim() < 2 or x.shape[0] != self._size:
-            return "other"
-        if func is F.linear:
-            return "vector" if x.dim() == 2 else "positions"
-        if func in (F.conv1d, F.conv2d, F.conv3d):
-            dims = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}[func]
-            return "positions" if x.dim() == dims else "other"
-        if func is F.batch_norm:
-            training = args[5] if len(args) > 5 else kwargs.get("training", False)
-            return "other" if training else "affine"
-        if func is F.layer_norm:
-            shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-            return "affine" if x.dim() > len(shape) else "other"
-        return "affine" if func is F.group_norm else "other"

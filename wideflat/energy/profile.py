@@ -10,12 +10,67 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from wideflat import interruption
 from wideflat.energy.stratified import student_quantile
 from wideflat.files import atomic_write
 
-__all__ = ["Comparison", "Interrupted", "LocalEnergy"]
+__all__ = ["Difference", "Interrupted", "LocalEnergy", "architecture", "check_sigmas", "conventions"]
+
+
+def conventions(
+    measure: str,
+    *,
+    metric: str,
+    parameters: str,
+    perturbed: int,
+    architecture: str,
+    examples: int,
+    batch_norm: str | None = None,
+    batch_size: int | None = None,
+    augmented: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """What a measure of flatness depends on, as it is stored with the result.
+
+    Args:
+        measure: What was measured.
+        metric: Of which quantity.
+        parameters: Which parameters are perturbed, in words.
+        perturbed: How many numbers these are.
+        architecture: The network in a few words; see :func:`architecture`.
+        examples: How many examples.
+        batch_norm: Which statistics; None for a network without batch norm.
+        batch_size: Examples that are evaluated together, where the answer depends on it.
+        augmented: Whether the inputs were augmented.
+        **more: What else there is to know: the kind of noise, the seed, notes.
+    """
+    return {
+        "measure": measure,
+        "metric": metric,
+        "batch_norm": batch_norm,
+        "batch_size": batch_size,
+        "parameters": parameters,
+        "perturbed": perturbed,
+        "architecture": architecture,
+        "examples": examples,
+        "augmented": augmented,
+        **more,
+    }
+
+
+def architecture(model: nn.Module) -> str:
+    """A network in a few words, to tell whether two are of one kind."""
+    return f"{type(model).__name__}, {sum(p.numel() for p in model.parameters())} parameters"
+
+
+def check_sigmas(sigmas: Any) -> np.ndarray:
+    """The strengths of the noise as an array, if that is what they are."""
+    values = np.atleast_1d(np.asarray(sigmas, dtype=float))
+    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError(f"sigmas must be a sequence of numbers >= 0, got {sigmas!r}")
+    return values
 
 
 class Interrupted(interruption.Interrupted):
@@ -27,7 +82,7 @@ class Interrupted(interruption.Interrupted):
 
 
 @dataclass
-class Comparison:
+class Difference:
     """Difference of two profiles: ``mean`` = first - second, with its standard error and number of deviations."""
 
     sigmas: np.ndarray
@@ -203,7 +258,7 @@ class LocalEnergy:
             ax.legend()
         return ax
 
-    def compare(self, other: LocalEnergy, force: bool = False, baseline_tolerance: float = 0.01) -> Comparison:
+    def compare(self, other: LocalEnergy, force: bool = False, baseline_tolerance: float = 0.01) -> Difference:
         """The difference to another profile, point by point; refused where it would not mean anything.
 
         The paper warns (App. B.2) that flatness is only comparable between minima of nearly equal training error, and
@@ -241,7 +296,7 @@ class LocalEnergy:
             raise ValueError(
                 f"these profiles are not comparable: {'; '.join(reasons)}. force=True compares them anyway"
             )
-        return Comparison(self.sigmas, self.mean - other.mean, np.hypot(self.stderr, other.stderr))
+        return Difference(self.sigmas, self.mean - other.mean, np.hypot(self.stderr, other.stderr))
 
     def about(self) -> str:
         """The conventions that change the answer, in one line."""
@@ -253,6 +308,7 @@ class LocalEnergy:
             f"noise: {c['noise']}" if "noise" in c else "",
             f"perturbed: {c['parameters']}" if "parameters" in c else "",
             f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
+            *c.get("notes", []),
         ]
         return "; ".join(part for part in parts if part)
 

@@ -6,84 +6,21 @@ weights themselves are never written to. Another z for every example: :mod:`wide
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from wideflat.kernels.noise import GaussianNoise
 
-__all__ = ["FirstLayer", "Selection", "SharedNoise", "fill_normal", "is_source", "select_parameters"]
-
-#: Which parameters are perturbed: a word, a regular expression for the whole name, several of them, or a predicate.
-Selection: TypeAlias = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
+__all__ = ["FirstLayer", "SharedNoise", "fill_normal", "unwritten", "view_of"]
 
 #: Numbers up to which torch's own generator is as fast as setting up another.
 FEW = 4096
-
-_NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_WORDS = ("all", "no batch norm", "no biases", "weights")
-
-
-def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[list[str], str]:
-    """The names of the parameters to perturb, and the selection in words.
-
-    Args:
-        model: The network. Frozen parameters (``requires_grad=False``) count too: Eq. 4 perturbs w, not what was
-            trained. Tied parameters appear once. Buffers are never perturbed.
-        selection: One of
-
-            * ``"all"``: every parameter, as Eq. 4 says;
-            * ``"no batch norm"``: without the affine parameters of normalisation layers;
-            * ``"no biases"``: without the parameters called ``bias`` (those of normalisation layers too);
-            * ``"weights"``: without both;
-            * a regular expression that the whole name must match, or several of them (``"layer1.*"``,
-              ``["conv1.weight", "fc.*"]``);
-            * a function of the name and the parameter that says whether it is perturbed.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-        >>> select_parameters(model, "weights")
-        (['0.weight'], 'weights')
-        >>> select_parameters(model, "0[.].*")
-        (['0.weight', '0.bias'], '0[.].*')
-    """
-    normalisation = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        if isinstance(module, _NORMALISATIONS)
-        for name, _ in module.named_parameters(recurse=False)
-    }
-    parameters = dict(model.named_parameters())
-    bias = {name for name in parameters if name.rpartition(".")[2] == "bias"}
-    if callable(selection):
-        chosen = [name for name, parameter in parameters.items() if selection(name, parameter)]
-        words = f"function {getattr(selection, '__qualname__', type(selection).__qualname__)}"
-    elif selection in _WORDS:
-        words = str(selection)
-        without = {"all": set(), "no batch norm": normalisation, "no biases": bias, "weights": normalisation | bias}
-        chosen = [name for name in parameters if name not in without[words]]
-    else:
-        patterns = [selection] if isinstance(selection, str) else list(selection)
-        words = " | ".join(patterns)
-        try:
-            chosen = [name for name in parameters if any(re.fullmatch(pattern, name) for pattern in patterns)]
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                f"parameters must be one of {_WORDS}, a regular expression, several of them, or a function of name and "
-                f"parameter; got {selection!r} ({error})"
-            ) from None
-    if not chosen:
-        raise ValueError(
-            f"parameters={selection!r} selects none of the {len(parameters)} parameters; "
-            f"their names are {', '.join(list(parameters)[:8])}{', ...' if len(parameters) > 8 else ''}"
-        )
-    return chosen, words
 
 
 class SharedNoise:
@@ -92,9 +29,14 @@ class SharedNoise:
     Inside ``with noise:`` the parameters point at a buffer of their own; :meth:`draw` and :meth:`apply` fill it. At the
     end they point at their own storage again, which was never written to, so the weights are exactly what they were.
 
+    A network that keeps views of its weights outside of its parameters does not see that buffer. For it (and as the
+    plain path that the fast one is compared with) ``in_place`` writes w + sigma z * w into the weights themselves, and
+    their values back at the end.
+
     Args:
         module: The network.
         names: Names of the parameters to perturb.
+        in_place: Write into the weights instead of pointing the parameters at a buffer.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -110,8 +52,9 @@ class SharedNoise:
         2.0
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str], in_place: bool = False) -> None:
         parameters = dict(module.named_parameters())
+        self.in_place = in_place
         groups: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
         for name in names:
             parameter = parameters[name]
@@ -119,8 +62,8 @@ class SharedNoise:
                 raise ValueError(f"only real floating-point parameters can be perturbed; {name} is {parameter.dtype}")
             groups.setdefault((parameter.device, parameter.dtype), []).append(parameter)
         self._original = [(parameter, parameter.data) for group in groups.values() for parameter in group]
-        name_of = {id(parameter): name for name, parameter in parameters.items()}
-        self.names = [name_of[id(parameter)] for parameter, _ in self._original]
+        self._name_of = {id(parameter): name for name, parameter in parameters.items()}
+        self.names = [self._name_of[id(parameter)] for parameter, _ in self._original]
         self._weights: list[Tensor] = []  # w, z * w and w + sigma z * w, each of them flat, one of each a dtype
         self._noise: list[Tensor] = []
         self._noisy: list[Tensor] = []
@@ -141,13 +84,23 @@ class SharedNoise:
         self.numel = sum(flat.numel() for flat in self._weights)
 
     def __enter__(self) -> SharedNoise:
-        for parameter, noisy, _ in self._slots:
-            parameter.data = noisy
+        self._put()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.in_place:
+            self.apply(0.0)
         for parameter, data in self._original:
             parameter.data = data
+
+    def _put(self) -> None:
+        """Let the network see the buffer, also where it has pointed a parameter somewhere else meanwhile."""
+        for (parameter, data), (_, noisy, _) in zip(self._original, self._slots, strict=True):
+            if self.in_place:
+                data.copy_(noisy)
+            target = data if self.in_place else noisy
+            if parameter.data_ptr() != target.data_ptr():
+                parameter.data = target
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw a new z. It takes effect at the next :meth:`apply`."""
@@ -164,11 +117,20 @@ class SharedNoise:
                 noisy.copy_(weights)
             else:
                 torch.add(weights, noise, alpha=sigma, out=noisy)
+        self._put()
 
     def point(self, directions: dict[str, Tensor]) -> None:
         """Use the given directions, by the names of the parameters, in place of z * w."""
         for name, (_, _, noise) in zip(self.names, self._slots, strict=True):
             noise.copy_(directions[name])
+
+    def directions(self) -> dict[str, Tensor]:
+        """The z * w of each parameter (views), by name."""
+        return {name: noise for name, (_, _, noise) in zip(self.names, self._slots, strict=True)}
+
+    def is_parameter(self, tensor: object) -> bool:
+        """Whether ``tensor`` is a parameter of the network, perturbed or not, and not something computed from one."""
+        return id(tensor) in self._name_of
 
     def direction(self, parameter: nn.Parameter) -> Tensor | None:
         """The z * w of one parameter (a view), or None where it is not perturbed."""
@@ -182,17 +144,21 @@ class FirstLayer(TorchFunctionMode):
 
         (w + sigma z * w) x = w x + sigma (z * w) x
 
+    A product is kept only for weights and biases that are parameters of the network, under all that it depends on: the
+    operation, its tensors, how it sees the input (:func:`view_of`) and its other arguments.
+
     Args:
         noise: The noise on the parameters, shared by the batch and by all sigmas.
     """
 
     def __init__(self, noise: SharedNoise) -> None:
         super().__init__()
+        self._noise = noise
         self._original = {id(parameter): data for parameter, data in noise._original}
         self._direction = {id(parameter): direction for parameter, _, direction in noise._slots}
         self._source: Tensor | None = None
         self._sigma = 0.0
-        self._products: dict[int, tuple[Tensor, Tensor]] = {}
+        self._products: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def start(self, source: Any) -> None:
         """Begin with another batch or another z."""
@@ -208,12 +174,16 @@ class FirstLayer(TorchFunctionMode):
     ) -> Any:
         """Replace the product of the first layer."""
         kwargs = kwargs or {}
-        if func in _PRODUCTS and len(args) >= 2 and id(args[1]) in self._direction and is_source(args[0], self._source):
-            return self._product(func, *args, **kwargs)
+        if func in _PRODUCTS and len(args) >= 2 and id(args[1]) in self._direction:
+            view = view_of(args[0], self._source)
+            bias = args[2] if len(args) > 2 else kwargs.get("bias")
+            if view is not None and (bias is None or self._noise.is_parameter(bias)):
+                return self._product(view, func, *args, **kwargs)
         return func(*args, **kwargs)
 
     def _product(
         self,
+        view: tuple[Any, ...],
         product: Callable[..., Tensor],
         x: Tensor,
         weight: Tensor,
@@ -221,9 +191,9 @@ class FirstLayer(TorchFunctionMode):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        key = id(weight)
+        key = (product, id(weight), id(bias), view, repr((args, kwargs)))
         if key not in self._products:
-            w, zw = self._original[key], self._direction[key]
+            w, zw = self._original[id(weight)], self._direction[id(weight)]
             b = self._original.get(id(bias), bias) if bias is not None else None
             self._products[key] = (
                 product(x, w, b, *args, **kwargs),
@@ -235,14 +205,37 @@ class FirstLayer(TorchFunctionMode):
 _PRODUCTS = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 
 
-def is_source(x: Any, source: Tensor | None) -> bool:
-    """Whether ``x`` is the input of the network, or a view of all of it."""
-    return (
-        source is not None
-        and isinstance(x, Tensor)
-        and x.data_ptr() == source.data_ptr()
-        and x.numel() == source.numel()
-    )
+def view_of(x: Any, source: Tensor | None) -> tuple[Any, ...] | None:
+    """How ``x`` sees the input of the network: what its values depend on; None where it is not a view of all of it.
+
+    Example:
+        >>> x = torch.zeros(3, 3)
+        >>> view_of(x, x) == view_of(x[:], x), view_of(x, x) == view_of(x.T, x), view_of(x + 0, x)
+        (True, False, None)
+    """
+    if source is None or type(x) is not Tensor or x.layout is not torch.strided:
+        return None
+    try:
+        if x.data_ptr() != source.data_ptr() or x.numel() != source.numel():
+            return None
+    except RuntimeError:  # a tensor without memory, as inside of torch.vmap
+        return None
+    version = 0 if x.is_inference() else x._version
+    return x.shape, x.stride(), x.storage_offset(), x.dtype, x.is_conj(), x.is_neg(), version
+
+
+@contextlib.contextmanager
+def unwritten(module: nn.Module) -> Iterator[None]:
+    """At the end the parameters have the memory and the values they had, whatever the network wrote into them."""
+    kept = [(parameter, parameter.data, parameter.detach().clone()) for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, data, values in kept:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+            if not torch.equal(data, values):
+                data.copy_(values)
 
 
 def _like(flat: Tensor, start: int, parameter: Tensor) -> Tensor:

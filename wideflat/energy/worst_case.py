@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from wideflat.energy.blocks import Block, Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
-from wideflat.energy.measure import architecture, check_sigmas, whole_passes
-from wideflat.energy.profile import LocalEnergy
-from wideflat.energy.shared_noise import Selection, SharedNoise, select_parameters
+from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
+from wideflat.energy.request import whole_passes
+from wideflat.energy.selection import Selection, select_parameters
+from wideflat.energy.shared_noise import SharedNoise
 from wideflat.progress import Progress
 
 __all__ = ["worst_case"]
@@ -63,7 +64,7 @@ def worst_case(
         scale: ``"relative"`` for the ball above; ``"absolute"`` for \|change\| <= sigma \|w\| without regard to the
             size of the single weight.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
-        parameters: Which parameters move; see :func:`wideflat.energy.shared_noise.select_parameters`.
+        parameters: Which parameters move; see :func:`wideflat.energy.selection.select_parameters`.
         seed: Draws which example goes into which batch.
         progress: Show progress.
         batch_size: Examples a batch, where batches are made here.
@@ -114,21 +115,20 @@ def worst_case(
         baseline=base / sizes,
         evaluations=np.full(len(radii), sizes),
         passes=np.ones(len(radii)),
-        conventions={
-            "measure": f"worst case ({scale}, {steps} step{'s' if steps > 1 else ''}, {noise})",
-            "metric": evaluation.metric_name,
-            "meaning": evaluation.meaning,
-            "objective": ascent.metric_name,
-            "noise": noise,
-            "batch_norm": batch_norm if evaluation.norms else None,
-            "batch_size": batch_size if noise == "batch" or (evaluation.norms and batch_norm == "batch") else None,
-            "parameters": words,
-            "perturbed": change.numel,
-            "architecture": architecture(model),
-            "examples": sizes,
-            "augmented": False,
-            "seed": seed,
-        },
+        conventions=conventions(
+            f"worst case ({scale}, {steps} step{'s' if steps > 1 else ''}, {noise})",
+            metric=evaluation.metric_name,
+            meaning=evaluation.meaning,
+            objective=ascent.metric_name,
+            noise=noise,
+            batch_norm=batch_norm if evaluation.norms else None,
+            batch_size=batch_size if noise == "batch" or (evaluation.norms and batch_norm == "batch") else None,
+            parameters=words,
+            perturbed=change.numel,
+            architecture=architecture(model),
+            examples=sizes,
+            seed=seed,
+        ),
     )
 
 

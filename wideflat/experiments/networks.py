@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from wideflat.data import ImageData
-from wideflat.energy.measure import LocalEnergy, local_energy
+from wideflat.energy.measure import local_energy
+from wideflat.energy.profile import LocalEnergy
 from wideflat.presets import Preset
 from wideflat.training.flatness import kept, profile_of_run
 from wideflat.training.runs import Run

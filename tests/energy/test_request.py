@@ -1,0 +1,117 @@
+"""What is asked for, and how it will be measured."""
+
+import pytest
+import torch
+from torch import nn
+
+from wideflat import local_energy
+from wideflat.energy.request import TOGETHER
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.tanh(h - h.mean(0)))
+
+
+def data(n=40):
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(n, 5, generator=g), torch.randint(3, (n,), generator=g)
+
+
+def measure(model, batches, **options):
+    return local_energy(model, batches, [0.3], progress=False, **options)
+
+
+def test_examples_that_influence_each_other_share_their_noise_and_are_evaluated_together():
+    profile = measure(Mixing(), data())
+    assert profile.conventions["noise"] == "batch" and profile.conventions["batch_size"] == 40
+    assert profile.passes[0] == 64 and profile.degrees_of_freedom[0] > 30
+    assert any("influence each other" in note for note in profile.conventions["notes"]) and "influence" in str(profile)
+    assert measure(Mixing(), data(), batch_size=10).conventions["batch_size"] == 10
+    assert measure(Mixing(), data(3 * TOGETHER), max_passes=2).conventions["block_size"] <= TOGETHER
+    with pytest.raises(ValueError, match=r'depends on the others of its batch: use noise="batch"'):
+        measure(Mixing(), data(), noise="example")
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(8, affine=False, track_running_stats=False), nn.BatchNorm1d(8, track_running_stats=False)]
+)
+def test_batch_norm_without_running_statistics_mixes_examples(layer):
+    model = nn.Sequential(nn.Linear(5, 8), layer, nn.Linear(8, 3))
+    assert measure(model, data()).conventions["noise"] == "batch"
+    with pytest.raises(ValueError, match="depends on the others"):
+        measure(model, data(), noise="example")
+
+
+def test_a_first_batch_of_one_example_does_not_decide():
+    """(length, batch, features) with a first batch of one example of length one: its axes look alike."""
+
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return (
+                self.a(x.transpose(0, 1).squeeze()).reshape(-1, *x.shape[:1], 3).mean(0)
+                if len(x) > 1
+                else self.a(x[:, 0])
+            )
+
+    g = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(n, t, 5, generator=g), torch.randint(3, (n,), generator=g)) for n, t in ((1, 1), (6, 4), (6, 4))
+    ]
+    assert measure(TimeFirst(), batches).conventions["noise"] == "batch"
+    with pytest.raises(ValueError, match="does not show whether"):
+        measure(TimeFirst(), batches, noise="example")
+    x, y = data()
+    mlp = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert measure(mlp, (x, y), batch_size=1).conventions["noise"] == "example"  # looked at in a larger batch
+
+
+def test_all_data_in_one_batch_has_an_error_bar_with_degrees_of_freedom():
+    x, y = data()
+    profile = measure(
+        nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 3), nn.Flatten(), nn.Linear(9, 3)), [(x, y)]
+    )
+    assert profile.conventions["noise"] == "batch" and profile.degrees_of_freedom[0] > 30
+
+
+def test_a_network_that_draws_random_numbers_is_averaged_over_them():
+    model = nn.Linear(5, 1, bias=False)
+    nn.init.ones_(model.weight)
+    x = torch.randn(64, 5)
+    x = x - x.mean(1, keepdim=True)  # w x = 0
+
+    def forward(net, batch):  # (w x + sigma (z w) x + r)^2 with random r
+        return net(batch[0]) + torch.randn(len(batch[0]), 1), batch[1]
+
+    def square(outputs, targets):
+        return outputs[:, 0] ** 2
+
+    profile = measure(model, (x, torch.zeros(64)), forward=forward, metric=square, max_passes=40)
+    exact = 0.09 * float(((x**2) @ (model.weight.detach()[0] ** 2)).mean())
+    assert abs(profile.mean[0] - exact) < 4 * profile.stderr[0] < 0.5 * exact
+    assert "random numbers" in str(profile)
+
+
+def test_a_graph_of_just_these_nodes_is_measured_as_a_whole():
+    class Graph(nn.Module):
+        def __init__(self, nodes):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.register_buffer("edges", torch.softmax(torch.randn(nodes, nodes), 1))
+
+        def forward(self, x):
+            return self.b(self.edges @ self.a(x).relu())
+
+    profile = measure(Graph(100), data(100))
+    assert profile.conventions["noise"] == "batch" and profile.conventions["batch_size"] == 100
+    with pytest.raises(RuntimeError, match="shape"):  # what is wrong for all data stays the error it is
+        measure(Graph(99), data(100))

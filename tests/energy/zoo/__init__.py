@@ -1,0 +1,50 @@
+"""Small networks of every kind, for measurements that must be right or refused whatever the network does."""
+
+import torch
+
+from zoo import examples, layers, parameters, wrapped
+
+KINDS = (
+    layers.plain,
+    layers.normalisations,
+    layers.convolutions,
+    layers.sequences,
+    parameters.parameters,
+    examples.examples,
+    wrapped.wrapped,
+)
+
+
+def zoo(kind):
+    """The networks of one kind in eval mode with their inputs, the same ones every time."""
+    torch.manual_seed(7)
+    return {name: (model.eval(), x) for name, (model, x) in kind().items()}
+
+
+NAMES = [(kind, name) for kind in KINDS for name in zoo(kind)]
+
+_EXAMPLE = {"example"}
+_ALL = {"auto", "batch", "example", "pass"}
+
+#: Which kinds of noise refuse which network; all others measure it.
+REFUSED = {
+    "random in eval mode": _EXAMPLE,
+    "statistics of the batch by hand": _EXAMPLE,
+    "statistics of the batch": _EXAMPLE,
+    "statistics of the batch, affine": _EXAMPLE,
+    "attention over the batch": _EXAMPLE,
+    "graph convolution": _EXAMPLE,
+    "neighbours in the batch": _EXAMPLE,
+    "sums over the batch": _EXAMPLE,
+    "pairs of the batch": _EXAMPLE,
+    "branches on the batch": _EXAMPLE,
+    "softmax over the batch": _EXAMPLE,
+    "sorted": _EXAMPLE,
+    "sorted, one layer twice": _EXAMPLE,
+    "view of a weight": _EXAMPLE,
+    "scripted in part": _EXAMPLE,
+    "memory shared by two parameters": _ALL,
+    "memory shared in part": _ALL,
+    "expanded parameter": _ALL,
+    "keeps a state": _ALL,
+}

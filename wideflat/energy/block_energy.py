@@ -1,0 +1,230 @@
+"""One block of data at one sigma after the other: its noise, the evaluations, and what is kept from pass to pass.
+
+The fast path points the parameters at noisy buffers (or gives every example noise of its own), lets a first layer serve
+every sigma, folds batch norm into convolutions, and repeats the examples of small blocks to evaluate several passes at
+once. The plain one writes w + sigma z * w into the weights, evaluates the network as it is, and writes w back. Which of
+them it is, is settled once, by comparing both (:mod:`~wideflat.energy.self_check`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from wideflat.energy.blocks import Block, cloned, repeated, seed_everything
+from wideflat.energy.folding import FoldedNetwork
+from wideflat.energy.request import Plan
+from wideflat.energy.shared_noise import FirstLayer, SharedNoise
+from wideflat.energy.uses import Unforeseen
+from wideflat.seeds import derive_seed
+
+__all__ = ["BlockEnergy", "generator_of"]
+
+#: Bytes of prepared batches and of products of a first layer that are kept from one pass to the next.
+KEPT_BYTES = 2**28
+#: Bytes of a block whose examples are repeated to evaluate several passes at once.
+TILED_BYTES = 2**26
+#: Examples that are evaluated at once at most, where blocks are repeated for several passes.
+TILED_EXAMPLES = 4096
+
+
+@dataclass
+class _Kept:
+    """A batch as the network gets it, and the products of its first layer that do not depend on z."""
+
+    batch: Any
+    products: dict[tuple[Any, ...], Tensor]
+
+
+class BlockEnergy:
+    """The dE of single blocks.
+
+    Args:
+        plan: What is measured, and how.
+
+    Attributes:
+        baselines: E(w) of each block, in every pass where it was evaluated.
+        sizes: Examples of each block that count.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.evaluation, self.example, self.common = plan.evaluation, plan.example, plan.request.common_noise
+        self.shared: SharedNoise | None = None
+        self.first_layer: FirstLayer | None = None
+        self.baselines: dict[int, list[float]] = {}
+        self.sizes: dict[int, int] = {}
+        self._fixed = plan.blocks.fixed and not plan.behaviour.random
+        self._calibration: list[Any] = []
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._room = KEPT_BYTES
+
+    # ---- how the network is evaluated
+
+    def prepare(self) -> None:
+        """Prepare the fast path: the kind of noise, a folded network, the first layer."""
+        plan, evaluation = self.plan, self.evaluation
+        self._gather_calibration()
+        names = plan.names
+        if self.example is not None:
+            names = self.example.shared_names()
+        else:
+            evaluation.fold(cloned(evaluation.load(plan.first.batch)))
+        network = evaluation.module.network if isinstance(evaluation.module, FoldedNetwork) else evaluation.model
+        if names:
+            self.shared = SharedNoise(network, names)
+            linear = self.example is None and self.common and network is evaluation.model
+            if linear and not (self._calibration or plan.behaviour.writes):
+                self.first_layer = FirstLayer(self.shared)
+
+    def take_plain_path(self) -> None:
+        """Perturb the weights in place and evaluate the network as it is, from here on.
+
+        Raises:
+            Unforeseen: With noise of each example, which has no plain path.
+        """
+        if self.example is not None:
+            raise Unforeseen(
+                'noise="example": an example alone, with weights perturbed as it was, has other outputs than in its '
+                'batch; use noise="batch" for this network'
+            )
+        self.evaluation.module = self.evaluation.model
+        self.shared = SharedNoise(self.evaluation.model, self.plan.names, in_place=True)
+        self.first_layer = None
+        self.plan.notes.append("plain path: the fast one gave other outputs for the same noise")
+
+    def __enter__(self) -> BlockEnergy:
+        if self.shared is not None:
+            self.shared.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.shared is not None:
+            self.shared.__exit__()
+
+    def _gather_calibration(self) -> None:
+        """The batches from which statistics are computed anew for each perturbation."""
+        if not self.evaluation.recalibrates:
+            return
+        if self.plan.blocks.one_pass:
+            raise ValueError(
+                'batch_norm="recalibrate" needs data that can be gone through more than once; got an iterator'
+            )
+        seen = 0
+        for block in self.plan.blocks.visit(0):
+            self._calibration.append(self.evaluation.load(block.batch))
+            seen += block.size
+            if seen >= self.plan.request.calibration:
+                break
+
+    def tiles(self, left: float) -> int:
+        """How many of the ``left`` passes are evaluated at once: several where blocks are small and share no noise."""
+        blocks, size = self.plan.blocks, self.plan.batch_size
+        if self.example is None or not self.example.independent or size is None or left % 1:
+            return 1
+        if not (self._fixed and blocks.in_memory and self.plan.behaviour.per_example):
+            return 1
+        room = TILED_BYTES // max(1, blocks.bytes // (blocks.count or 1))
+        return max(1, min(int(left), TILED_EXAMPLES // size, room))
+
+    # ---- one block
+
+    def measure(self, block: Block, number: int, tiles: int, active: np.ndarray) -> np.ndarray:
+        """The dE of one block for each of ``tiles`` passes and each sigma, (tiles, S); NaN where it is not active."""
+        evaluation, j, sigmas = self.evaluation, block.index, self.plan.request.sigmas
+        kept = self._kept.get((j, tiles))
+        if kept is None:
+            single = evaluation.load(block.batch)
+            kept = _Kept(repeated(single, tiles), {})
+        before = _versions(kept.batch)
+        known = self.baselines.setdefault(j, [])
+        if not (known and self._fixed and self.plan.blocks.indexed):
+            known.append(float(self._at(single, block.size, 0.0, number, j).mean()))
+            self.sizes[j] = evaluation.counted
+        place = (number,) if self.plan.noise == "pass" else (number, j)
+        generator = generator_of(evaluation.device, derive_seed(self.plan.request.seed, "noise", *place))
+        self.start(kept.batch, block.size * tiles, generator, kept.products, tiles)
+        values = []
+        for s in np.flatnonzero(active):
+            if not self.common:
+                generator.manual_seed(derive_seed(self.plan.request.seed, "noise", *place, "sigma", int(s)))
+                if self.shared is not None:
+                    self.shared.draw(generator)
+            value = self._at(kept.batch, block.size * tiles, float(sigmas[s]), number, j)
+            values.append(value.reshape(tiles, -1).mean(1) if value.dim() else value.expand(tiles))
+        if _versions(kept.batch) != before:
+            raise Unforeseen("the network writes into its input, which it did not do with the first batch")
+        self._keep(j, tiles, kept)
+        rows = np.full((tiles, len(sigmas)), np.nan)
+        rows[:, sigmas == 0] = 0.0
+        if values:
+            found = torch.stack(values, 1).cpu().numpy() - known[-1]
+            # an overflow counts as infinite; NaN means not evaluated
+            rows[:, active] = np.where(np.isnan(found), np.inf, found)
+        return rows
+
+    def start(
+        self, batch: Any, size: int, generator: torch.Generator, products: dict | None = None, tiles: int = 1
+    ) -> None:
+        """Begin with another batch and another z."""
+        source = None if self.plan.behaviour.writes else self.evaluation.source(batch)
+        if self.example is not None:
+            self.example.start(source, size, generator, products, tiles)
+        if self.shared is not None and self.common:
+            self.shared.draw(generator)
+        if self.first_layer is not None:
+            self.first_layer.start(source)
+
+    def _at(self, batch: Any, size: int, sigma: float, number: int, index: int) -> Tensor:
+        """The metric of a batch at w + sigma z * w, with the z that was drawn."""
+        if self.plan.behaviour.random:  # the same numbers for every sigma and for the baseline
+            seed_everything(derive_seed(self.plan.request.seed, "network", number, index))
+        outputs, targets = self.outputs(batch, sigma, self._calibration)
+        return self.evaluation.score(outputs, targets, size)
+
+    def outputs(self, batch: Any, sigma: float, calibration: list[Any]) -> tuple[Any, Any]:
+        """Outputs and targets of a batch at w + sigma z * w, with the z that was drawn."""
+        evaluation = self.evaluation
+        if self.shared is not None:
+            self.shared.apply(sigma)
+        if isinstance(evaluation.module, FoldedNetwork):
+            evaluation.module.refold()
+        if calibration:
+            evaluation.recalibrate(calibration)
+        layer: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if self.example is not None and sigma:
+            self.example.apply(sigma, fresh=not self.common)
+            layer = self.example
+        elif self.first_layer is not None and sigma:
+            self.first_layer.apply(sigma)
+            layer = self.first_layer
+        if self.plan.behaviour.writes:
+            batch = cloned(batch)
+        with layer:
+            return evaluation.outputs(batch)
+
+    def _keep(self, j: int, tiles: int, kept: _Kept) -> None:
+        """Keep a prepared batch and the noiseless products of its first layer for the next pass, if there is room."""
+        if (j, tiles) not in self._kept and self._fixed and self.plan.blocks.in_memory:
+            tensors = [leaf for leaf in tree_leaves((kept.batch, kept.products)) if isinstance(leaf, Tensor)]
+            room = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            if room <= self._room:
+                self._room -= room
+                self._kept[j, tiles] = kept
+
+
+def generator_of(device: torch.device, seed: int) -> torch.Generator:
+    """A generator on the device, or on the CPU where the device has none."""
+    where = device if device.type in ("cpu", "cuda", "mps", "xpu") else "cpu"
+    return torch.Generator(device=where).manual_seed(seed)
+
+
+def _versions(batch: Any) -> list[int]:
+    """How often each tensor of a batch has been written to."""
+    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and not leaf.is_inference()]

@@ -1,0 +1,318 @@
+"""What is asked of a measurement of the local energy, checked once; and from it, how it will be measured.
+
+A :class:`Request` is what the caller said. :func:`plan` looks at the network and the data
+(:mod:`~wideflat.energy.probe`) and settles what was left open: the kind of noise, the size of the blocks, the number of
+passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from wideflat.checks import network
+from wideflat.energy.blocks import Block, Blocks, cloned, truncated
+from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.example_noise import ExampleNoise
+from wideflat.energy.probe import Behaviour, observe
+from wideflat.energy.profile import architecture, check_sigmas, conventions
+from wideflat.energy.ranks import gathered
+from wideflat.energy.selection import Selection, select_parameters
+from wideflat.energy.shared_noise import unwritten
+
+__all__ = ["BatchNorm", "Noise", "Plan", "Request", "plan", "whole_passes"]
+
+Noise: TypeAlias = Literal["auto", "batch", "example", "pass"]
+BatchNorm: TypeAlias = Literal["eval", "recalibrate", "batch"]
+
+#: Passes where neither ``max_passes`` nor ``target_stderr`` says how many: the fewest whose error bar is free of the
+#: variance between data, and the paper's 64 realisations (Sec. B.3) where the spread over perturbations is the result.
+DEFAULT_PASSES = {"batch": 2, "example": 2, "pass": 64}
+#: Passes after which a target that was not reached is given up.
+MOST_PASSES = 1000
+#: Examples of a batch in which the network is looked at.
+LOOK = 32
+#: Most examples that are evaluated together because they influence each other, where nobody said how many.
+TOGETHER = 1024
+#: Bytes of data up to which all of them are tried together where a part of them is not accepted.
+WHOLE_BYTES = 2**26
+
+
+@dataclass
+class Request:
+    """The arguments of :func:`wideflat.local_energy`, which says what they mean; wrong ones are refused here."""
+
+    model: nn.Module
+    data: Any
+    sigmas: Any
+    noise: str
+    metric: Metric
+    batch_norm: str
+    parameters: Selection
+    target_stderr: float | None
+    max_passes: float | None
+    seed: int
+    common_noise: bool
+    batch_size: int | None
+    forward: Forward | None
+    augment: Callable[[Any], Any] | None
+    calibration: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            self.model = self.model.module
+        network(self.model)
+        self.sigmas = check_sigmas(self.sigmas)
+        self.seed = int(self.seed)
+        if self.noise != "auto" and self.noise not in DEFAULT_PASSES:
+            raise ValueError(f'noise must be "auto", "batch", "example" or "pass", got {self.noise!r}')
+        if self.batch_norm not in ("eval", "recalibrate", "batch"):
+            raise ValueError(f'batch_norm must be "eval", "recalibrate" or "batch", got {self.batch_norm!r}')
+        if self.target_stderr is not None and not self.target_stderr > 0:
+            raise ValueError(f"target_stderr must be positive, got {self.target_stderr}")
+        if self.max_passes is not None and not self.max_passes > 0:
+            raise ValueError(f"max_passes must be positive, got {self.max_passes}")
+        if self.noise == "example" and self.batch_norm != "eval":
+            raise ValueError(
+                f'batch_norm="{self.batch_norm}" needs examples that share their noise, since statistics are taken '
+                'over examples: use noise="batch" or noise="pass", or batch_norm="eval"'
+            )
+
+
+@dataclass
+class Plan:
+    """How a request is measured.
+
+    Attributes:
+        request: What was asked for.
+        evaluation: The network with its metric.
+        names: The perturbed parameters.
+        words: The same in words.
+        blocks: The data.
+        first: A block of it, to look at.
+        behaviour: What the network does with a batch.
+        noise: ``"batch"``, ``"example"`` or ``"pass"``.
+        batch_size: Examples a block where the blocks are made here.
+        passes: Most passes over the data.
+        example: The noise of each example, with what each parameter is used for.
+        notes: What the reader of the result should know about how it came about.
+    """
+
+    request: Request
+    evaluation: Evaluation
+    names: list[str]
+    words: str
+    blocks: Blocks
+    first: Block
+    behaviour: Behaviour
+    noise: str
+    batch_size: int | None
+    passes: float
+    example: ExampleNoise | None
+    notes: list[str]
+
+    def conventions(self, examples: int, block_size: int) -> dict[str, Any]:
+        """What the profile depends on."""
+        request, evaluation = self.request, self.evaluation
+        norms = bool(evaluation.norms)
+        wanted = set(self.names)
+        more: dict[str, Any] = {"notes": list(self.notes)} if self.notes else {}
+        if self.example is not None:
+            more["treatment"] = dict(self.example.treatment)
+        return conventions(
+            "local energy",
+            metric=evaluation.metric_name,
+            meaning=evaluation.meaning,
+            noise=self.noise,
+            batch_norm=request.batch_norm if norms else None,
+            batch_size=self.batch_size if self._size_matters else None,
+            parameters=self.words,
+            perturbed=sum(p.numel() for name, p in request.model.named_parameters() if name in wanted),
+            architecture=architecture(request.model),
+            examples=examples,
+            augmented=self.blocks.augmented,
+            common_noise=bool(request.common_noise),
+            block_size=block_size,
+            seed=request.seed,
+            **more,
+        )
+
+    @property
+    def _size_matters(self) -> bool:
+        """Whether the answer depends on how many examples are evaluated together."""
+        statistics = bool(self.evaluation.norms) and self.evaluation.batch_norm == "batch"
+        return statistics or _matters_together(self.behaviour, self.evaluation)
+
+
+def plan(request: Request, careful: str = "") -> Plan:
+    """Settle how a request is measured.
+
+    Args:
+        request: What is asked for.
+        careful: Why a plan before this one did not hold, if so: examples then share their noise, and every evaluation
+            has a copy of its batch.
+    """
+    evaluation = Evaluation(request.model, request.metric, request.batch_norm, request.forward)
+    names, words = select_parameters(request.model, request.parameters)
+    notes = [careful] if careful else []
+    batch_size = request.batch_size
+    with unwritten(request.model), evaluation.prepared():
+        blocks, first, behaviour = _look(request, evaluation)
+        behaviour = _agreed(behaviour, bool(careful))
+        noise, example = request.noise, None
+        if noise == "example" or (noise == "auto" and not careful):
+            noise, example = _noise_of_examples(request, evaluation, first, behaviour, names)
+        elif noise == "auto":
+            noise = "batch"
+        notes += _notes(behaviour, evaluation)
+        together = _matters_together(behaviour, evaluation)
+        if batch_size is None and blocks.examples is not None:
+            if together:
+                batch_size = max(first.size, min(blocks.examples, TOGETHER))
+            else:
+                batch_size = automatic_batch_size(evaluation, first.batch, noise, blocks.examples)
+        if not blocks.one_pass:
+            blocks = Blocks(request.data, batch_size or LOOK, request.seed, request.augment, in_order=together)
+    passes = _passes(request, noise, blocks)
+    return Plan(request, evaluation, names, words, blocks, first, behaviour, noise, batch_size, passes, example, notes)
+
+
+def _look(request: Request, evaluation: Evaluation) -> tuple[Blocks, Block, Behaviour]:
+    """The data in blocks, the first of them, and what the network does with it.
+
+    Where a network cannot take a part of data that are in memory (a graph of just these nodes), it gets all of them.
+    """
+    size = request.batch_size if request.batch_size and request.batch_size > 1 else LOOK
+    blocks = Blocks(request.data, size, request.seed, request.augment)
+    first = blocks.first()
+    try:
+        return blocks, first, observe(evaluation, first, request.seed)
+    except (RuntimeError, IndexError):
+        if request.batch_size or not blocks.in_memory or blocks.count == 1 or blocks.bytes > WHOLE_BYTES:
+            raise
+        whole = Blocks(request.data, blocks.examples or size, request.seed, request.augment, in_order=True)
+        with contextlib.suppress(RuntimeError, IndexError):
+            return whole, whole.first(), observe(evaluation, whole.first(), request.seed)
+        raise
+
+
+def _agreed(behaviour: Behaviour, copies: bool) -> Behaviour:
+    """The behaviour that all processes go by: the worst that one of them has seen."""
+    everywhere = gathered(behaviour)
+    examples = {found.examples for found in everywhere}
+    worst = next(word for word in ("mixed", "unknown", "independent") if word in examples)
+    return replace(
+        behaviour,
+        writes=copies or any(found.writes for found in everywhere),
+        random=any(found.random for found in everywhere),
+        examples=worst,  # type: ignore[arg-type]
+    )
+
+
+def _matters_together(behaviour: Behaviour, evaluation: Evaluation) -> bool:
+    """Whether examples influence each other by more than the batch-norm statistics that were asked for."""
+    return behaviour.examples == "mixed" and not (evaluation.norms and evaluation.batch_norm != "eval")
+
+
+def _notes(behaviour: Behaviour, evaluation: Evaluation) -> list[str]:
+    notes = []
+    if behaviour.writes:
+        notes.append("the network writes into its input: every evaluation had a copy")
+    if behaviour.random:
+        notes.append("the network draws random numbers in eval mode: they are part of the average")
+    if _matters_together(behaviour, evaluation):
+        notes.append("the examples of a batch influence each other: the answer is that for batches of this size")
+    return notes
+
+
+def _noise_of_examples(
+    request: Request, evaluation: Evaluation, first: Block, behaviour: Behaviour, names: list[str]
+) -> tuple[str, ExampleNoise | None]:
+    """The kind of noise, and the noise of each example where it is that."""
+    reason = {
+        "mixed": "the output of an example depends on the others of its batch",
+        "unknown": "the first batch (one example, random outputs, or outputs without an axis of examples) does not "
+        "show whether examples influence each other",
+        "independent": "",
+    }[behaviour.examples]
+    if request.noise == "example" and reason:
+        raise ValueError(
+            f'noise="example" needs examples that do not influence each other, but {reason}: use noise="batch" or '
+            'noise="pass", with batches as the network is used with'
+        )
+    statistics = bool(evaluation.norms) and evaluation.batch_norm != "eval"
+    if reason or statistics or (request.noise == "auto" and not behaviour.per_example):
+        return "batch", None
+    batch, size = evaluation.load(first.batch), first.size
+    noise = ExampleNoise(evaluation.model, names)
+    noise.probe(lambda part: evaluation.outputs(cloned(part)), [(batch, size), (truncated(batch, size - 1), size - 1)])
+    wanted = request.noise == "example" or all(gathered(noise.independent))
+    return ("example", noise) if wanted else ("batch", None)
+
+
+def automatic_batch_size(evaluation: Evaluation, block: Any, noise: str, examples: int) -> int:
+    """Examples that share a z, from the cost of drawing one against that of evaluating an example.
+
+    Drawing z for D parameters takes as long as about c = 800 D / (flops of an example) examples, and variance times
+    time is least at b = sqrt(c (1 - rho) / rho); rho is taken as 0.02. At least 16 blocks where the data allow it.
+    The choice depends on the network and the data alone, not on timings, so that equal seeds give equal results.
+    """
+    if evaluation.device.type != "cpu":
+        size = 512.0
+    elif noise == "pass":
+        size = 128.0
+    else:
+        one = cloned(truncated(block, 1))
+        flops = 0
+        with contextlib.suppress(Exception), FlopCounterMode(display=False) as counter:
+            evaluation.outputs(evaluation.load(one))
+            flops = counter.get_total_flops()
+        parameters = sum(p.numel() for p in evaluation.model.parameters())
+        size = 7 * math.sqrt(800 * parameters / flops) if flops else 128.0
+        if noise == "example":
+            size = 2 * size
+    size = min(max(size, 16), 512)
+    size = 2 ** round(math.log2(size))
+    return max(1, min(int(size), -(-examples // 16)) if noise != "pass" else min(int(size), examples))
+
+
+def whole_passes(evaluation: Evaluation, data: Any, batch_size: int | None, seed: int) -> tuple[Blocks, int | None]:
+    """The data in blocks for a measure that goes through all of them several times, and the size of the blocks."""
+    with evaluation.prepared():
+        blocks = Blocks(data, batch_size or 128, seed)
+        if blocks.one_pass:
+            raise ValueError("data is an iterator, which can be gone through only once; give a list or a DataLoader")
+        if batch_size is None and blocks.examples is not None:
+            first = blocks.first().batch
+            batch_size = automatic_batch_size(evaluation, first, "pass", blocks.examples)
+            blocks = Blocks(data, batch_size, seed)
+    return blocks, batch_size
+
+
+def _passes(request: Request, noise: str, blocks: Blocks) -> float:
+    """Most passes over the data, if that many can be made."""
+    default = MOST_PASSES if request.target_stderr is not None else DEFAULT_PASSES[noise]
+    if request.target_stderr is None and noise == "batch" and blocks.count == 1:
+        default = DEFAULT_PASSES["pass"]  # one z for one batch of all data is one z for a pass
+    passes = request.max_passes or default
+    if blocks.one_pass:
+        if noise == "pass" or (request.max_passes or 1) > 1:
+            raise ValueError(
+                "data is an iterator, which can be gone through only once; give a list, a data set or a DataLoader "
+                f'for more than one pass (noise="{noise}", max_passes={passes})'
+            )
+        passes = 1
+    if passes % 1 and (not blocks.indexed or noise == "pass"):
+        raise ValueError(
+            f"max_passes={passes}: part of a pass needs data that can be indexed (tensors, a data set, a "
+            'list of batches) and noise "batch" or "example"'
+        )
+    if noise == "pass" and passes < 2:
+        raise ValueError('noise="pass" needs at least max_passes=2: one perturbation has no error bar')
+    return passes

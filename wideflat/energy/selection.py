@@ -1,0 +1,125 @@
+"""Which parameters of a network are perturbed: the names that a word, a pattern or a function chooses."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+__all__ = ["NothingSelected", "Selection", "select_parameters"]
+
+#: Which parameters are perturbed: a word, a regular expression for the whole name, several of them, or a predicate.
+Selection: TypeAlias = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
+
+_NORMALISATIONS = (
+    _BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+_WORDS = ("all", "no batch norm", "no biases", "weights")
+
+
+class NothingSelected(ValueError):
+    """A selection that no parameter of the network fits."""
+
+
+def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[list[str], str]:
+    """The names of the parameters to perturb, and the selection in words.
+
+    Args:
+        model: The network. Frozen parameters (``requires_grad=False``) count too: Eq. 4 perturbs w, not what was
+            trained. Tied parameters appear once. Buffers are never perturbed. Parameters that lie in the same memory
+            without being one object are refused: it is not said whether their noise is one or two.
+        selection: One of
+
+            * ``"all"``: every parameter, as Eq. 4 says;
+            * ``"no batch norm"``: without the affine parameters of normalisation layers;
+            * ``"no biases"``: without the parameters called ``bias`` (those of normalisation layers too);
+            * ``"weights"``: without both;
+            * a regular expression that the whole name must match, or several of them (``"layer1.*"``,
+              ``["conv1.weight", "fc.*"]``);
+            * a function of the name and the parameter that says whether it is perturbed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        >>> select_parameters(model, "weights")
+        (['0.weight'], 'weights')
+        >>> select_parameters(model, "0[.].*")
+        (['0.weight', '0.bias'], '0[.].*')
+    """
+    normalisation = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NORMALISATIONS)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    parameters = dict(model.named_parameters())
+    bias = {name for name in parameters if name.rpartition(".")[2] == "bias"}
+    if callable(selection):
+        chosen = [name for name, parameter in parameters.items() if selection(name, parameter)]
+        words = f"function {getattr(selection, '__qualname__', type(selection).__qualname__)}"
+    elif selection in _WORDS:
+        words = str(selection)
+        without = {"all": set(), "no batch norm": normalisation, "no biases": bias, "weights": normalisation | bias}
+        chosen = [name for name in parameters if name not in without[words]]
+    else:
+        patterns = [selection] if isinstance(selection, str) else list(selection)
+        words = " | ".join(patterns)
+        try:
+            chosen = [name for name in parameters if any(re.fullmatch(pattern, name) for pattern in patterns)]
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"parameters must be one of {_WORDS}, a regular expression, several of them, or a function of name and "
+                f"parameter; got {selection!r} ({error})"
+            ) from None
+    if not chosen:
+        raise NothingSelected(
+            f"parameters={selection!r} selects none of the {len(parameters)} parameters; "
+            f"their names are {', '.join(list(parameters)[:8])}{', ...' if len(parameters) > 8 else ''}"
+        )
+    _refuse_shared_memory(parameters, set(chosen))
+    return chosen, words
+
+
+def _refuse_shared_memory(parameters: dict[str, nn.Parameter], chosen: set[str]) -> None:
+    """An error where a number in memory belongs to a chosen parameter and to another one, or twice to one."""
+    groups: dict[tuple[int, torch.dtype], list[str]] = defaultdict(list)
+    for name, parameter in parameters.items():
+        if is_lazy(parameter):
+            raise ValueError(f"parameter {name} has no values yet: run the network on one batch first")
+        if name in chosen and 0 in (s for s, n in zip(parameter.stride(), parameter.shape, strict=True) if n > 1):
+            raise ValueError(
+                f"parameter {name} is an expanded view: one number in memory stands for several of its weights; give "
+                "it memory of its own (.data = .data.clone()), or make the smaller tensor the parameter"
+            )
+        if parameter.numel():
+            groups[parameter.untyped_storage().data_ptr(), parameter.dtype].append(name)
+    for names in groups.values():
+        if len(names) > 1 and chosen & set(names):
+            _refuse_overlap({name: _places(parameters[name]) for name in names}, chosen)
+
+
+def _refuse_overlap(places: dict[str, Tensor], chosen: set[str]) -> None:
+    """An error where a chosen parameter has a place in common with another one of the same storage."""
+    owners = torch.zeros(1 + max(int(place.max()) for place in places.values()), dtype=torch.int32)
+    for place in places.values():
+        owners[place] += 1
+    for a in (name for name in places if name in chosen):
+        both = places[a][owners[places[a]] > 1]
+        if len(both):
+            b = next(name for name, place in places.items() if name != a and bool((place == both[0]).any()))
+            raise ValueError(
+                f"parameters {a} and {b} lie in the same memory but are two objects, so it is not said whether their "
+                f"noise is one or two: tie them ({b} = {a}, one nn.Parameter), or give one memory of its own "
+                "(.data = .data.clone())"
+            )
+
+
+def _places(parameter: Tensor) -> Tensor:
+    """Where in its storage the numbers of a parameter lie."""
+    size = parameter.untyped_storage().nbytes() // parameter.element_size()
+    return torch.arange(size).as_strided(parameter.shape, parameter.stride(), parameter.storage_offset()).flatten()

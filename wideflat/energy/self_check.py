@@ -1,0 +1,93 @@
+"""The fast path held against the plain one, on a few examples at one sigma, before anything is measured.
+
+With noise shared by a batch both have the same z: the buffers, the first layer and the folded network on one side, on
+the other the network as it is, with w + sigma z * w written into its weights. With noise of each example, one example
+of a batch is evaluated again alone, with weights that give it the noise it had. Whatever the plan has not seen (a
+weight that is read behind its back, examples that are routed or mixed, a folded copy that differs) makes them differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from wideflat.energy.block_energy import BlockEnergy, generator_of
+from wideflat.energy.blocks import chosen, cloned, seed_everything
+from wideflat.energy.probe import agree, company, comparable, of_examples
+from wideflat.energy.shared_noise import SharedNoise
+from wideflat.seeds import derive_seed
+
+__all__ = ["fast_path_differs"]
+
+#: Examples that are evaluated for the check; all of a block where they influence each other.
+FEW = 8
+#: Rounding that may lie between both paths, in units of the last place: folding reorders products.
+SLACK = 8192.0
+
+
+def fast_path_differs(energy: BlockEnergy) -> bool:
+    """Whether the fast path gives other outputs than the network with its weights perturbed in place."""
+    sigmas = energy.plan.request.sigmas
+    if not (sigmas > 0).any():
+        return False
+    # neither so small that rounding hides the noise, nor so large that numbers overflow
+    sigma = min(max(float(sigmas.max()), 0.05), 0.5)
+    batch, size = _examples(energy)
+    if energy.example is not None:
+        return _example_differs(energy, batch, size, sigma)
+    with energy:
+        fast = _fast(energy, batch, size, sigma)
+        directions = energy.shared.directions() if energy.shared is not None else {}
+    return not agree(fast, _plain(energy, batch, size, sigma, directions), slack=SLACK)
+
+
+def _example_differs(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> bool:
+    """Whether the first or the last has other outputs than alone, with weights that give it the noise it had."""
+    assert energy.example is not None
+    energy.example.recording = True
+    with energy:
+        fast = _fast(energy, batch, size, sigma)
+        shared = energy.shared.directions() if energy.shared is not None else {}
+    energy.example.recording = False
+    for example in (0, size - 1):
+        alone = company(example, size)
+        directions = shared | energy.example.directions(example)
+        plain = _plain(energy, chosen(batch, alone, size), len(alone), sigma, directions)
+        mine, theirs = of_examples(fast, size, alone, plain, len(alone))
+        if not mine or not agree(mine, theirs, scale=fast, slack=SLACK):
+            return True
+    return False
+
+
+def _examples(energy: BlockEnergy) -> tuple[Any, int]:
+    """A few examples of the first batch; all of them where they may influence each other."""
+    batch, size = energy.evaluation.load(energy.plan.first.batch), energy.plan.first.size
+    if energy.plan.behaviour.examples != "independent" or size <= FEW:
+        return batch, size
+    return chosen(batch, list(range(FEW)), size), FEW
+
+
+def _fast(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> Any:
+    """Outputs by the fast path, with a z that is drawn for this."""
+    seed = derive_seed(energy.plan.request.seed, "self-check")
+    generator = generator_of(energy.evaluation.device, seed)
+    energy.start(batch, size, generator)
+    if energy.shared is not None and not energy.common:
+        energy.shared.draw(generator)
+    seed_everything(seed)
+    return comparable(energy.evaluation, energy.outputs(batch, sigma, []), size)
+
+
+def _plain(energy: BlockEnergy, batch: Any, size: int, sigma: float, directions: dict[str, Tensor]) -> Any:
+    """Outputs of the network as it is, with w + sigma z * w in its weights, where ``directions`` are z * w."""
+    evaluation = energy.evaluation
+    module, evaluation.module = evaluation.module, evaluation.model
+    try:
+        with SharedNoise(evaluation.model, list(directions), in_place=True) as noise:
+            noise.point(directions)
+            noise.apply(sigma)
+            seed_everything(derive_seed(energy.plan.request.seed, "self-check"))
+            return comparable(evaluation, evaluation.outputs(cloned(batch)), size)
+    finally:
+        evaluation.module = module

@@ -1,0 +1,145 @@
+"""Many profiles of one network: layer by layer, and along a training."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from wideflat.energy.measure import local_energy
+from wideflat.energy.profile import LocalEnergy
+from wideflat.energy.ranks import rank
+from wideflat.energy.selection import NothingSelected
+from wideflat.files import atomic_write
+
+__all__ = ["LocalEnergyTrace", "layer_profiles"]
+
+
+def layer_profiles(
+    model: nn.Module,
+    data: Any,
+    sigmas: Sequence[float] | Tensor | np.ndarray,
+    layers: Iterable[str] | None = None,
+    **options: Any,
+) -> dict[str, LocalEnergy]:
+    """One profile for each layer, with noise on the parameters of that layer alone.
+
+    Args:
+        model: The network.
+        data: See :func:`local_energy`.
+        sigmas: Strengths of the noise.
+        layers: Names of modules; by default all that have parameters of their own.
+        **options: Passed on to :func:`local_energy`.
+
+    Returns:
+        The profiles by the name of the layer.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> data = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> list(layer_profiles(model, data, [0.1], progress=False))
+        ['0', '2']
+    """
+    if "parameters" in options:
+        raise ValueError("layer_profiles chooses the parameters itself: give layers= instead of parameters=")
+    own = {prefix for prefix, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
+    wanted = [prefix for prefix, _ in model.named_modules() if prefix in own] if layers is None else list(layers)
+    if unknown := [layer for layer in wanted if layer not in dict(model.named_modules())]:
+        raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")
+    profiles = {}
+    for layer in wanted:
+
+        def inside(name: str, _: nn.Parameter, layer: str = layer) -> bool:
+            if layer == "":
+                return "." not in name
+            return name.startswith(layer + ".")
+
+        inside.__qualname__ = f"layer {layer}"
+        try:
+            profiles[layer] = local_energy(model, data, sigmas, parameters=inside, **options)
+        except NothingSelected:  # all its parameters are tied to those of another layer
+            continue
+    return profiles
+
+
+class LocalEnergyTrace:
+    """Traces the profile along a training run (the paper's figures of flatness against epochs).
+
+    Call it after every epoch (or whatever is counted); it measures every ``every``-th time and keeps the profiles.
+    With an optimizer that moves the weights away from its center, call it inside ``with optimizer.center():``.
+
+    Args:
+        data: See :func:`local_energy`.
+        sigmas: Strengths of the noise.
+        every: Measure when ``step`` is a multiple of this.
+        path: Write all profiles to this JSON file after each measurement.
+        **options: Passed on to :func:`local_energy`.
+
+    Example:
+        >>> import torch
+        >>> data = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> trace = LocalEnergyTrace(data, [0.1, 0.2], every=2, progress=False)
+        >>> model = nn.Linear(3, 2)
+        >>> for epoch in range(1, 5):
+        ...     _ = trace(model, epoch)
+        >>> sorted(trace.profiles)
+        [2, 4]
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        sigmas: Sequence[float] | Tensor | np.ndarray,
+        every: int = 1,
+        path: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every must be >= 1, got {every}")
+        self.data, self.sigmas, self.every, self.path, self.options = data, sigmas, every, path, options
+        self.profiles: dict[int, LocalEnergy] = {}
+
+    def __call__(self, model: nn.Module, step: int) -> LocalEnergy | None:
+        """Measure ``model`` if it is time to; returns the profile then, else None."""
+        if step % self.every:
+            return None
+        profile = self.profiles[step] = local_energy(model, self.data, self.sigmas, **self.options)
+        if self.path is not None and rank() == 0:
+            self.save(self.path)
+        return profile
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all profiles as JSON, whole or not at all."""
+        content = {"format": 1, "profiles": {str(step): profile.to_dict() for step, profile in self.profiles.items()}}
+        with atomic_write(path) as file:
+            json.dump(content, file, indent=1, allow_nan=False)
+            file.write("\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> dict[int, LocalEnergy]:
+        """The profiles that :meth:`save` wrote, by step."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            return {int(step): LocalEnergy.from_dict(profile) for step, profile in content["profiles"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a whole trace of local-energy profiles: {error}") from None
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw all profiles, the later the darker; returns the axes."""
+        if not self.profiles:
+            raise ValueError("nothing was measured yet")
+        steps = sorted(self.profiles)
+        for i, step in enumerate(steps):
+            shade = 0.25 + 0.75 * (i + 1) / len(steps)
+            profile = self.profiles[step]
+            label = f"{step} (E = {100 * profile.baseline:.2f}%)"
+            if profile.conventions.get("metric") != "error":
+                label = f"{step} (E = {profile.baseline:.3g})"
+            ax = profile.plot(ax, label=label, color="C0", alpha=shade)
+        return ax
