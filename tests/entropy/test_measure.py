@@ -8,8 +8,9 @@ import torch
 
 import wideflat
 from wideflat.cli import main
-from wideflat.entropy.belief_propagation import sweep
-from wideflat.entropy.measure import DELTAS, Interrupted, LocalEntropy, legendre, training_errors
+from wideflat.entropy import LocalEntropy
+from wideflat.entropy.fixed_point import sweep
+from wideflat.entropy.measure import DELTAS, Interrupted, legendre, training_errors
 
 
 def committee(hidden=3, num_inputs=50, patterns=30, references=1, seed=0):
@@ -220,7 +221,7 @@ def interrupt_after(monkeypatch, points):
                 raise KeyboardInterrupt
             yield point
 
-    monkeypatch.setattr(sys.modules["wideflat.local_entropy"], "sweep", interrupted)
+    monkeypatch.setattr(sys.modules["wideflat.entropy.measure"], "sweep", interrupted)
 
 
 def test_ctrl_c_keeps_the_points_that_are_finished(monkeypatch, tmp_path):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import tyro
 
-from wideflat.entropy.measure import METHODS, Interrupted, LocalEntropy, local_entropy
+from wideflat.entropy import METHODS, LocalEntropy
+from wideflat.entropy.measure import Interrupted, local_entropy
 from wideflat.files import atomic_write
 
 __all__ = ["Command", "read_solutions"]
@@ -36,7 +37,7 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
-    method: Literal["bp", "tap", "ep", "ep-vector", "sample"] = "bp"
+    method: Annotated[str, tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(list(METHODS)))] = "bp"
     """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
     hidden units, or sampling (the judge)."""
     deltas: tuple[float, ...] = ()

@@ -25,7 +25,8 @@ from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
 from wideflat.data.patterns import Patterns
 from wideflat.energy.measure import committee_local_energy
-from wideflat.entropy.measure import DELTAS, LocalEntropy, local_entropy
+from wideflat.entropy import LocalEntropy
+from wideflat.entropy.measure import DELTAS, local_entropy
 from wideflat.experiments.correlation import spearman
 from wideflat.experiments.experiment import Comparison
 from wideflat.experiments.pieces import Answer, PieceExperiment, Workers

@@ -13,7 +13,7 @@ import numpy as np
 from wideflat import experiments
 from wideflat.committee import Solutions
 from wideflat.energy.measure import LocalEnergy
-from wideflat.entropy.measure import LocalEntropy
+from wideflat.entropy import LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments.experiment import Experiment
 from wideflat.experiments.table import Table
