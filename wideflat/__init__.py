@@ -4,7 +4,8 @@ from wideflat.baselines import EASGD, SAM, Lookahead, Parle
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.committee import CommitteeMachine
 from wideflat.energy.measure import LocalEnergy, committee_local_energy, local_energy
-from wideflat.entropy import LocalEntropy
+from wideflat.entropy import FreeEntropy, LocalEntropy
+from wideflat.entropy.free_entropy import free_entropy
 from wideflat.entropy.measure import local_entropy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
@@ -24,6 +25,8 @@ __all__ = [
     "committee_local_energy",
     "local_entropy",
     "LocalEntropy",
+    "free_entropy",
+    "FreeEntropy",
     "Lookahead",
     "EASGD",
     "Parle",
