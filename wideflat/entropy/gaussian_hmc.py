@@ -77,7 +77,7 @@ class Plan:
     Attributes:
         betas: The nodes, in the order in which they are walked.
         burn: Trajectories before those that are kept, one number a node.
-        keep: Trajectories that are kept at each node.
+        keep: Trajectories that are kept, one number a node.
         seed: Of this chain alone.
         cap: Most leapfrog steps of a trajectory.
         ends: Whether the last xi of each node is kept too, to go on from there.
@@ -85,7 +85,7 @@ class Plan:
 
     betas: tuple[float, ...]
     burn: tuple[int, ...]
-    keep: int
+    keep: tuple[int, ...]
     seed: int
     cap: int = 100
     ends: bool = False
@@ -93,7 +93,7 @@ class Plan:
     @property
     def trajectories(self) -> int:
         """Of the whole chain."""
-        return sum(self.burn) + self.keep * len(self.betas)
+        return sum(self.burn) + sum(self.keep)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Trace:
     short: tuple[bool, ...] = ()
     step: float = math.nan
     gradients: int = 0
-    end: Tensor | None = None
+    end: Tensor | None = field(default=None, compare=False)
 
     def saved(self) -> dict[str, Any]:
         """The trace as plain values; ``Trace(**saved)`` is the trace again."""
@@ -230,7 +230,7 @@ def advance(chain: Chain, energy: Energy) -> Chain:
     else:
         short = steps * chain.step < 0.7 * angle
         chain = replace(chain, current=_seen(current, chain, beta, accept, error, short), trajectory=t + 1)
-    return chain if t + 1 < burn + plan.keep else _leave(chain)
+    return chain if t + 1 < burn + plan.keep[node] else _leave(chain)
 
 
 def trajectory(

@@ -153,7 +153,7 @@ def _walked(prior: Prior, grid: Grid, up: _Side, down: _Side, sigma: float, size
         gradients=up.gradients + down.gradients,
         share=math.nan if share is None else share.share,
     )
-    _bounds(found, prior, float(means[-1]), math.sqrt(var[-1]), share)
+    _bounds(found, prior, float(means[-1]), math.sqrt(var[-1]), 0.0 if share is None else share.log)
     found.ratio, found.ratio_stderr = _excess_of_norm([up, down], grid.high, solutions)
     _diagnose(found, [up, down], both.tau)
     apart = np.abs(up.means("values") - down.means("values")) / np.sqrt(above.var + below.var).clip(1e-300)
@@ -190,7 +190,9 @@ def _points_alone(prior: Prior, check: _Side, sigma: float, beta: float, size: i
         gradients=check.gradients,
         share=math.nan if share is None else share.share,
     )
-    _bounds(found, prior, mean, spread, share)
+    # of log Z(B) + log p at B, where p is the share among the points as they count there
+    counted = float((prior.weights * (prior.values == 0)).mean()) if solutions else 1.0
+    _bounds(found, prior, mean, spread, math.log(max(counted, 1e-300)))
     found.ratio, found.ratio_stderr = _excess_of_norm([check], beta, solutions)
     _diagnose(found, [check], variances([seen])[2])
     found.flags = _refusals(found, size, [check], share)
@@ -237,9 +239,8 @@ class _Share:
         return [*values[:-1], values[-1] - (values[-1] == 0) / (weight * self.share)]
 
 
-def _bounds(found: Integration, prior: Prior, mean: float, stderr: float, share: _Share | None) -> None:
-    """-beta <V>_0 <= log Z <= -beta <V>_beta; for solutions both plus log p."""
-    shift = 0.0 if share is None else share.log
+def _bounds(found: Integration, prior: Prior, mean: float, stderr: float, shift: float = 0.0) -> None:
+    """-beta <V>_0 <= log Z <= -beta <V>_beta; for solutions both plus log p, the ``shift``."""
     found.prior_mean, found.prior_stderr = prior.free
     found.lower, found.lower_stderr = shift - found.beta * found.prior_mean, found.beta * found.prior_stderr
     found.upper, found.upper_stderr = shift - found.beta * mean, found.beta * stderr
@@ -314,7 +315,7 @@ def bracket(prior: Prior, chain: Sequence[Trace], *, sigma: float, beta: float, 
     var, freedom, tau = variances(side.values)
     found = Integration(sigma, beta, math.nan, math.nan, float(freedom[0]), beta_low=prior.low)
     mean, stderr = float(side.means("values")[0]), math.sqrt(var[0])
-    _bounds(found, prior, mean, stderr, None)
+    _bounds(found, prior, mean, stderr)
     found.betas, found.llc, found.llc_stderr = [beta], [beta * mean], [beta * stderr]
     found.up, found.down = [math.nan], [beta * mean]
     found.ratio, found.ratio_stderr = (value / size for value in _excess_of_norm([side], beta, False))

@@ -310,9 +310,7 @@ class FreeEntropy:
     def __str__(self) -> str:
         header, rows = self._rows()
         widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]
-        ]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in [header, *rows]]
         return "\n".join([*lines, *(note for note in self._notes() if note)])
 
     def _repr_html_(self) -> str:

@@ -6,8 +6,9 @@
     R chains down from beta, started at the weights      12 + 18 trajectories a node, three times the burn-in at first
     R chains up from beta_low, started from N(0, 1)      12 + 18 trajectories a node
 
-With ``target_stderr`` it goes on in rounds. A round does what lowers the error most: more points, twice as many nodes
-where the error of the rule dominates, else longer chains at the nodes, in proportion to sqrt(variance/price) of each.
+Where the error of the rule makes the value useless there are twice as many nodes. With ``target_stderr`` it goes on in
+rounds. A round does what lowers the error most: more points, twice as many nodes where the error of the rule dominates,
+else longer chains at the nodes, in proportion to sqrt(variance/price) of each.
 
 Everything that was seen is kept by its name, and what a round does follows from what was seen before it. So a
 measurement that was interrupted walks the same way again without walking it, up to where it was.
@@ -34,6 +35,8 @@ __all__ = ["Effort", "Walk", "cheapest_lengths", "first_trajectories"]
 
 #: Rounds after which a target is given up.
 MOST_ROUNDS = 16
+#: Bytes that the last places of all chains may take, to go on from where more nodes are needed.
+ENDS_BYTES = 2**28
 #: Points after which more are not drawn.
 MOST_POINTS = 2**16
 
@@ -140,12 +143,27 @@ class Walk:
         sides = {side: [self._first(side, r, grid) for r in range(self.effort.chains)] for side in ("down", "up")}
         found = self._integrate(prior, grid, sides)
         for number in range(MOST_ROUNDS):
-            target = self.effort.target_stderr
-            if target is None or found.stderr <= target:
+            if self._too_coarse(grid, found):
+                grid = grid.finer
+                self._add_nodes(number, grid, sides)
+            elif found.stderr > (self.effort.target_stderr or math.inf):
+                prior = self._more(number, prior, grid, sides, found)
+            else:
                 break
-            prior, grid = self._round(number, target, prior, grid, sides, found)
             found = self._integrate(prior, grid, sides)
         return found
+
+    @property
+    def _ends(self) -> bool:
+        """Whether chains can be gone on with: with a target, or where that takes little memory."""
+        needed = 2 * self.effort.chains * 8 * self.energy.size * torch.finfo(self.energy.dtype).bits // 8
+        return self.effort.target_stderr is not None or needed <= ENDS_BYTES
+
+    def _too_coarse(self, grid: Grid, found: Integration) -> bool:
+        """Whether there should be more nodes: the rule makes the value useless, or is what misses the target."""
+        target = self.effort.target_stderr or math.inf
+        dominant = found.stderr > target and found.quadrature > 0.5 * target
+        return self._ends and grid.order < 32 and ("quadrature" in found.flags or dominant)
 
     def share_at(self, beta: float) -> float:
         """The share of solutions that a chain from the weights meets at beta."""
@@ -162,8 +180,7 @@ class Walk:
             if target is None or found.stderr <= target or len(prior.values) >= MOST_POINTS:
                 return found
             more = math.ceil(len(prior.values) * min(4.0, max(1.1, (found.stderr / target) ** 2)))
-            self._points(min(more, MOST_POINTS))
-            prior = Prior(np.array(self.values), prior.low)
+            prior = self._more_points(prior, more)
 
     def _integrate(self, prior: Prior, grid: Grid, sides: dict[str, list[_Traces]]) -> Integration:
         up, down = ([list(traces.values()) for traces in sides[name]] for name in ("up", "down"))
@@ -182,6 +199,12 @@ class Walk:
             self.values.append(value if math.isfinite(value) else math.inf)
             self.tick("point")
 
+    def _more_points(self, prior: Prior, count: int) -> Prior:
+        """The prior with so many points; beta_low stays."""
+        count = min(count, MOST_POINTS)
+        self._points(count)
+        return Prior(np.array(self.values[:count]), prior.low)
+
     def _first(self, side: str, r: int, grid: Grid) -> _Traces:
         """A chain through all nodes of the first grid."""
         places = [Fraction(k, grid.order) for k in range(1, grid.order + 1)]
@@ -189,7 +212,10 @@ class Walk:
         if side == "down":
             places, betas, burn[0] = places[::-1], betas[::-1], 3 * self.effort.burn
         begin = self._at_weights if side == "down" else self._at_random
-        traces = self._chain(f"{side} {r}", tuple(betas), tuple(burn), begin)
+        keep = [self.effort.samples] * grid.order
+        if self.solutions:  # the share of solutions is counted at the top: twice as many there
+            keep[0 if side == "down" else -1] *= 2
+        traces = self._chain(f"{side} {r}", tuple(betas), tuple(burn), begin, tuple(keep))
         return dict(zip(places, traces, strict=True))
 
     def _at_weights(self, plan: Plan) -> Chain:
@@ -205,14 +231,14 @@ class Walk:
         betas: tuple[float, ...],
         burn: tuple[int, ...],
         begin: Callable[[Plan], Chain],
-        keep: int | None = None,
+        keep: tuple[int, ...] | None = None,
     ) -> tuple[Trace, ...]:
         """The chain of this name: as it was seen, or walked now."""
         if name in self.finished:
             return self.finished[name]
         seed = derive_seed(self.effort.seed, "chain", repr(self.sigma), name)
-        ends = self.effort.target_stderr is not None
-        plan = Plan(betas, burn, keep or self.effort.samples, seed, self.effort.cap, ends)
+        keep = keep or (self.effort.samples,) * len(betas)
+        plan = Plan(betas, burn, keep, seed, self.effort.cap, self._ends)
         if self._pending is not None and self._pending[0] == name:
             chain = Chain.restored(self._pending[1], plan, self.energy)
         else:
@@ -227,28 +253,17 @@ class Walk:
 
     # ---- rounds
 
-    def _round(
-        self,
-        number: int,
-        target: float,
-        prior: Prior,
-        grid: Grid,
-        sides: dict[str, list[_Traces]],
-        found: Integration,
-    ) -> tuple[Prior, Grid]:
-        """Do what lowers the error most; the sides are extended in place."""
-        points = prior.stderr(grid.weights[0])
-        if points > 0.5 * target and len(self.values) < MOST_POINTS:
-            self._points(min(MOST_POINTS, 2 * len(prior.values)))
-            prior = Prior(np.array(self.values), prior.low)
-        if found.quadrature > 0.5 * target and grid.order < 32:
-            grid = grid.finer
-            self._add_nodes(number, grid, sides)
-        else:
-            walked = math.sqrt(max(found.statistical**2 - points**2, 0.0))
-            wanted = math.sqrt(max(0.5 * target**2, target**2 - found.quadrature**2 - min(points, target / 2) ** 2))
-            self._extend(number, grid, sides, found, walked, wanted)
-        return prior, grid
+    def _more(
+        self, number: int, prior: Prior, grid: Grid, sides: dict[str, list[_Traces]], found: Integration
+    ) -> Prior:
+        """More points where they miss the target, and longer chains; the sides are extended in place."""
+        target, points = self.effort.target_stderr or math.inf, prior.stderr(grid.weights[0])
+        if points > 0.5 * target:
+            prior = self._more_points(prior, 2 * len(prior.values))
+        walked = max(found.statistical**2 - points**2, 1e-12)
+        others = found.stderr**2 - walked
+        self._extend(number, grid, sides, found, max(0.5 * target**2, 0.9 * target**2 - others) / walked)
+        return prior
 
     def _add_nodes(self, number: int, grid: Grid, sides: dict[str, list[_Traces]]) -> None:
         """Walk the nodes of the finer grid that are new, each from the node before it on the way of its chain."""
@@ -265,25 +280,19 @@ class Walk:
         assert before.end is not None
         end, stiffness = before.end, max(0.0, before.step**-2 - 1.2**-2) / before.beta
         begin = lambda plan: start(plan, self.energy, end.to(self.energy.device), before.step, stiffness)  # noqa: E731
-        return self._chain(name, (float(beta),), (self.effort.burn,), begin, len(before.values))[0]
+        return self._chain(name, (float(beta),), (self.effort.burn,), begin, (len(before.values),))[0]
 
     def _extend(
-        self,
-        number: int,
-        grid: Grid,
-        sides: dict[str, list[_Traces]],
-        found: Integration,
-        walked: float,
-        wanted: float,
+        self, number: int, grid: Grid, sides: dict[str, list[_Traces]], found: Integration, wanted: float
     ) -> None:
-        """Longer chains, so that the error ``walked`` becomes ``wanted``, at the least price; at most three times."""
+        """Longer chains, so that their variance becomes ``wanted`` of what it is, between a third and 0.8 of it."""
         places = [Fraction(k, grid.order) for k in range(1, grid.order + 1)]
         every = [traces for chains in sides.values() for traces in chains]
         now = np.array([len(every[0][place].values) for place in places], dtype=float)
         price = np.array([sum(t[place].gradients / len(t[place].values) for t in every) for place in places])
         variance = np.array(found.diagnostics["contribution"]) ** 2
-        goal = variance.sum() * min(1.0, (wanted / walked) ** 2) if walked > 0 else 0.0
-        lengths = cheapest_lengths(variance, now, price, max(goal, variance.sum() / 3))
+        goal = variance.sum() * min(0.8, max(1 / 3, wanted))
+        lengths = cheapest_lengths(variance, now, price, goal)
         for place, length, before in zip(places, lengths, now, strict=True):
             more = int(length - before)
             if more < 1:
@@ -298,7 +307,7 @@ class Walk:
         assert trace.end is not None
         end, step = trace.end, trace.step
         begin = lambda plan: start(plan, self.energy, end.to(self.energy.device), step)  # noqa: E731
-        return trace.extended(self._chain(name, (trace.beta,), (0,), begin, more)[0])
+        return trace.extended(self._chain(name, (trace.beta,), (0,), begin, (more,))[0])
 
 
 def cheapest_lengths(variance: np.ndarray, lengths: np.ndarray, price: np.ndarray, goal: float) -> np.ndarray:
