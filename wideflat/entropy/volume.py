@@ -136,7 +136,9 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):  # NumPy's too, which a checkpoint must not hold
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value
 
 
 def _number(value: Any) -> Any:
