@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from wideflat.energy.measure import committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
 
-__all__ = ["Command", "load_weights"]
+__all__ = ["Command", "load_weights", "named_function"]
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Command:
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
-        built = _function(self.build)()
+        built = named_function(self.build)()
         if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
             raise ValueError(
                 f"{self.build} must return (model, data) or (model, data, options of wideflat.local_energy); got "
@@ -244,7 +244,8 @@ def committee_profile(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     )
 
 
-def _function(name: str) -> Callable[[], Any]:
+def named_function(name: str) -> Callable[[], Any]:
+    """The function that ``module:function`` names, looked for in the current folder too."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise ValueError(f"--build must be module:function, got {name!r}")
