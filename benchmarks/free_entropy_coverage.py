@@ -99,6 +99,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of four classes."""
         return self.head(self.block(self.embed(x)).mean(1))
 
 
@@ -152,10 +153,8 @@ def table() -> str:
     for row in rows():
         if not row["family"].endswith(", long"):
             groups.setdefault((row["family"], int(row["chains"])), []).append(row)
-    lines = [
-        "| family | chains | runs, accepted | interval(0.68) | interval(0.95) | beyond 3 | scatter, median stderr |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
+    header = ["family", "chains", "runs, accepted", "interval(0.68)", "interval(0.95)", "beyond 3", "scatter, stderr"]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for (family, chains), group in sorted(groups.items()):
         passed = [row for row in group if not row["flags"]]
         number = lambda name, among=passed: np.array([float(row[name]) for row in among])  # noqa: E731
@@ -164,10 +163,14 @@ def table() -> str:
         # what is taken for the truth has an error too
         far = int((np.abs(log_z - exact) > 3 * np.hypot(stderr, number("exact_stderr"))).sum())
         scatter, median = np.sqrt(np.mean((log_z - exact) ** 2)), np.median(stderr)
-        lines.append(
-            f"| {family} | {chains} | {len(group)}, {len(passed) / len(group):.3f} | {inside[0]:.3f} | {inside[1]:.3f} | "
-            f"{far} | {scatter:.2f}, {median:.2f} |"
-        )
+        cells = [
+            family,
+            chains,
+            f"{len(group)}, {len(passed) / len(group):.3f}",
+            f"{inside[0]:.3f}",
+            f"{inside[1]:.3f}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} | {far} | {scatter:.2f}, {median:.2f} |")
     return "\n".join(lines)
 
 

@@ -41,12 +41,13 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
     found = FreeEntropy.load(tmp_path / "weights.free_entropy.json")
     assert f"{found.log_z[0]:.2f}" in out and "n = 64" in out and (tmp_path / "lambda.png").stat().st_size > 0
     assert not (tmp_path / "weights.free_entropy.unfinished.pt").exists()
-    assert (
-        main([*project, "--subset", "20", "--out", "b.json", "--json", "--compare", "weights.free_entropy.json"]) == 0
-    )
-    out = capsys.readouterr().out
-    assert "not comparable: examples is 20 for one and 64 for the other" in out and "--force" in out
-    assert json.JSONDecoder().raw_decode(out)[0]["conventions"]["examples"] == 20
+    compared = ["--compare", "weights.free_entropy.json"]
+    assert main([*project, "--subset", "20", "--out", "b.json", "--json", *compared]) == 0
+    out, err = capsys.readouterr()
+    assert "not comparable: examples is 20 for one and 64 for the other" in err and "--force" in err
+    assert json.loads(out)["conventions"]["examples"] == 20
+    assert main([*project, "--out", "c.json", *compared]) == 0
+    assert "minus weights.free_entropy.json" in capsys.readouterr().out
 
 
 def test_ctrl_c_and_the_same_command_again(project, tmp_path, capsys, monkeypatch):
