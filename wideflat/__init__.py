@@ -6,6 +6,7 @@ from wideflat.committee import CommitteeMachine
 from wideflat.energy.measure import LocalEnergy, committee_local_energy, local_energy
 from wideflat.entropy import FreeEntropy, LocalEntropy
 from wideflat.entropy.free_entropy import free_entropy
+from wideflat.entropy.learning_coefficient import llc
 from wideflat.entropy.measure import local_entropy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
@@ -27,6 +28,7 @@ __all__ = [
     "LocalEntropy",
     "free_entropy",
     "FreeEntropy",
+    "llc",
     "Lookahead",
     "EASGD",
     "Parle",

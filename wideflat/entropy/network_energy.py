@@ -194,6 +194,27 @@ class Network:
                         view.add_(part)
         return total, gradient.mul_(self.scales).mul_(sigma)
 
+    def hessian_product(self, v: Tensor, sigma: float) -> Tensor:
+        """The Hessian in xi of the sum of the measure, at the weights themselves, times v."""
+        step = sigma * self.scales
+        self.place(torch.zeros_like(v), 0.0)
+        total = torch.zeros_like(self.scales)
+        directions = self._views(step * v)
+        with self.evaluation.differentiable(self.names) as parameters:
+            weights = list(parameters.values())
+            for batch, size in self._batches:
+                energy = self._block(batch, size).sum()
+                first = torch.autograd.grad(energy, weights, create_graph=True, allow_unused=True)
+                pairs = [(g, d) for g, d in zip(first, directions, strict=True) if g is not None and g.requires_grad]
+                if not pairs:
+                    continue
+                slope = torch.stack([(g * d.to(g)).sum() for g, d in pairs]).sum()
+                second = torch.autograd.grad(slope, weights, allow_unused=True)
+                for view, part in zip(self._views(total), second, strict=True):
+                    if part is not None:
+                        view.add_(part)
+        return total.mul_(step)
+
     def _block(self, batch: Any, size: int) -> Tensor:
         """The measure of the examples of a block in float64, differentiable."""
         values = self.evaluation.metric(*self.evaluation.outputs(batch))
