@@ -240,7 +240,7 @@ def figure(path: Path) -> None:
         if detour:
             learn(model, x, torch.randint(2, y.shape))
         learn(model, x, y)
-        found = free_entropy(model, (x, y), 0.5, progress=False)
+        found = free_entropy(model, (x, y), 1.0, burn=20, progress=False)
         print(label, found, sep="\n", flush=True)
         found.plot(ax, label=label)
     fig.savefig(path, dpi=130)

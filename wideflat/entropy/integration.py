@@ -242,6 +242,7 @@ class _Share:
 def _bounds(found: Integration, prior: Prior, mean: float, stderr: float, shift: float = 0.0) -> None:
     """-beta <V>_0 <= log Z <= -beta <V>_beta; for solutions both plus log p, the ``shift``."""
     found.prior_mean, found.prior_stderr = prior.free
+    found.free_betas, found.free_llc = (values.tolist() for values in prior.curve())
     found.lower, found.lower_stderr = shift - found.beta * found.prior_mean, found.beta * found.prior_stderr
     found.upper, found.upper_stderr = shift - found.beta * mean, found.beta * stderr
 

@@ -98,6 +98,12 @@ class Prior:
         """Error of ``mean``."""
         return math.sqrt((self.weights * (self._finite - self.mean)).var(ddof=1) / len(self.values))
 
+    def curve(self, count: int = 16) -> tuple[np.ndarray, np.ndarray]:
+        """Two decades of beta up to beta_low, and lambda there as the points have it."""
+        betas = self.low * np.logspace(-2, 0, count)
+        w = np.exp(-betas[:, None] * (self.values - self.values.min()))
+        return betas, betas * (w * self._finite).sum(1) / w.sum(1)
+
     @property
     def free(self) -> tuple[float, float]:
         """<V> at beta = 0 with its error: n times the local energy of the loss."""

@@ -56,6 +56,8 @@ class Integration:
         llc_stderr: Its error.
         up: lambda of the chains that go up; the first is that of the points.
         down: The same of those that go down.
+        free_betas: Some beta up to beta_low.
+        free_llc: lambda there, of the independent points.
         prior_mean: <V> at beta = 0.
         prior_stderr: Its error.
         diagnostics: One list a name, one entry a node that was walked.
@@ -90,6 +92,8 @@ class Integration:
     llc_stderr: list[float] = field(default_factory=list)
     up: list[float] = field(default_factory=list)
     down: list[float] = field(default_factory=list)
+    free_betas: list[float] = field(default_factory=list)
+    free_llc: list[float] = field(default_factory=list)
     prior_mean: float = math.nan
     prior_stderr: float = math.nan
     diagnostics: dict[str, list[float]] = field(default_factory=dict)

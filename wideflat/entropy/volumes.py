@@ -235,7 +235,8 @@ class FreeEntropy:
         """Draw lambda over log beta; minus the area under a curve is log Z.
 
         Triangles that point up and down are the chains of the two sides: they lie on each other in equilibrium. The
-        dotted part, up to beta_low, is that of the independent points, whose slope is the local energy.
+        part without triangles, up to beta_low, is that of the independent points. Dotted is beta <V>_0, what lambda
+        would be if the posterior could not evade: its slope is the local energy.
 
         Args:
             ax: Axes of matplotlib; by default those of a new figure.
@@ -246,17 +247,18 @@ class FreeEntropy:
 
             _, ax = plt.subplots()
         for point in self.points:
-            betas, llc = np.array(point.betas), np.array(point.llc)
             words = f"{label + ', ' if label else ''}$\\sigma$ = {point.sigma:g}: {_value(point)}"
+            betas, llc = (np.array([*free, *walked]) for free, walked in _both_parts(point))
             (line,) = ax.plot(betas, llc, linewidth=1, label=words)
             color = line.get_color()
             ax.fill_between(betas, 0, llc, color=color, alpha=0.15, linewidth=0)
-            if math.isfinite(point.prior_mean) and point.beta_low > 0:
-                low = point.beta_low * np.logspace(-2, 0, 30)
-                ax.plot(low, low * point.prior_mean, ":", color=color, linewidth=1)
-            ax.errorbar(betas, llc, point.llc_stderr, color=color, linestyle="none", capsize=2)
+            if math.isfinite(point.prior_mean):
+                linear = betas * point.prior_mean
+                seen = np.abs(linear) <= 1.2 * np.abs(llc).max()
+                ax.plot(betas[seen], linear[seen], ":", color=color, linewidth=1)
+            ax.errorbar(point.betas, point.llc, point.llc_stderr, color=color, linestyle="none", capsize=2)
             for side, marker in ((point.up, "^"), (point.down, "v")):
-                ax.plot(betas, side, marker, color=color, markersize=4, markerfacecolor="none")
+                ax.plot(point.betas, side, marker, color=color, markersize=4, markerfacecolor="none")
         ax.set_xscale("log")
         ax.set_xlabel(r"$\beta$")
         ax.set_ylabel(r"$\lambda(\beta) = \beta \langle V \rangle_\beta$")
@@ -326,6 +328,12 @@ _KIND = "wideflat free entropy"
 
 def _short(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) and abs(value) < 1e5 else f"{value:.4g}"
+
+
+def _both_parts(point: Integration) -> tuple[tuple[list[float], list[float]], tuple[list[float], list[float]]]:
+    """Nodes and lambda: up to beta_low from the points, beyond from the chains."""
+    free = point.free_betas[:-1], point.free_llc[:-1]  # the last of them is the first node
+    return (free[0], point.betas), (free[1], point.llc)
 
 
 def _value(point: Integration) -> str:
