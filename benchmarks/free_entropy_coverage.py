@@ -111,7 +111,7 @@ def networks() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], 
     tokens = torch.randint(12, (150, 6))
     found = {}
     for name, model, data, sigma in (
-        ("MLP", nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4)), (x, y), 0.6),
+        ("MLP", nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4)), (x, y), 1.5),
         ("transformer", Transformer(), (tokens, tokens.sum(1) % 4), 0.2),
     ):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

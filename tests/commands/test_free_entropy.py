@@ -1,5 +1,6 @@
 """``wideflat free-entropy`` on checkpoints, when it is stopped, and on bad input."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import nn
 
 from wideflat import FreeEntropy
 from wideflat.cli import main
+from wideflat.data import ImageData, ImageSplit
 from wideflat.entropy.network_energy import Network
 
 BUILDER = """
@@ -91,3 +93,20 @@ def test_bad_input(project, tmp_path, capsys):
     np.savez(tmp_path / "solutions.npz", weights=np.ones(3))
     assert main(["free-entropy", "solutions.npz"]) == 1
     assert "wideflat local-entropy" in capsys.readouterr().err
+
+
+def test_a_run_of_wideflat_train(tmp_path, capsys, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (20, 3, 32, 32), generator=generator).to(torch.uint8)
+    split = ImageSplit(pixels, torch.randint(10, (20,), generator=generator))
+    data = dataclasses.replace(
+        ImageData.of("cifar10", tuple(map(str, range(10))), split, split), name="cifar10", source="nowhere"
+    )
+    monkeypatch.setattr("wideflat.data.load", lambda name, folder=None, allow_altered=False: data)
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--no-tensorboard", "--out", "run"]
+    assert main([*train, "-q"]) == 0
+    assert main(["free-entropy", "run", "--sigmas", "0.02", "--subset", "8", "--quick", "-q"]) == 0
+    found = FreeEntropy.load(tmp_path / "run" / "free_entropy.json")
+    assert found.conventions["examples"] == 8 and "SmallConvNet" in found.conventions["architecture"]
+    assert found.lower[0] <= found.upper[0] + 3 * found.points[0].upper_stderr

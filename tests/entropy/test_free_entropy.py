@@ -349,3 +349,33 @@ def test_it_says_what_it_will_cost(net, capsys):
     wideflat.free_entropy(model, data, 0.3, samples=6, burn=4, points=16)
     text = capsys.readouterr().err
     assert "75 weights, 60 examples" in text and "gradients of" in text
+
+
+# ---- committees
+
+
+class Committee(nn.Module):
+    """The median over hidden units of their fields: positive where the majority votes +1."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = nn.Parameter(weights)
+
+    def forward(self, x):
+        return (x @ self.weights.T / math.sqrt(x.shape[1])).median(1).values
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_committee_against_the_sampler(seed):
+    """Eq. 3 by thermodynamic integration and by subset simulation, with absolute noise of variance Delta."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.where(torch.rand(15, 30, generator=generator) < 0.5, 1.0, -1.0)
+    w = torch.randn(3, 30, generator=generator)
+    w = w * math.sqrt(30) / w.norm(dim=1, keepdim=True)
+    y = Committee(w)(x).detach().sign()
+    sampled = wideflat.local_entropy(w, x, y, deltas=[1.0], method="sample", particles=400, seed=seed)
+    found = wideflat.free_entropy(Committee(w), (x, y), 1.0, "error", scale="absolute", seed=seed, progress=False)
+    assert found.converged[0], found.reasons
+    error = math.hypot(found.stderr[0], sampled.log_z_stderr.item())
+    assert abs(found.log_z[0] - sampled.log_z.item()) < 4 * error < 6
+    assert found.relative_distance[0] == pytest.approx(sampled.relative_distance.item(), abs=0.1)
