@@ -123,11 +123,13 @@ def networks() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], 
     return found
 
 
-def real(runs: int, chains: int, minutes: float) -> None:
+def real(runs: int, chains: int, minutes: float, only: str) -> None:
     """Short runs against one that is ten times as long."""
     begun = time.monotonic()
     known = rows()
     for name, (model, data, sigma) in networks().items():
+        if only not in name:
+            continue
         truth = next((row for row in known if row["family"] == f"{name}, long"), None)
         if truth is None:
             start = time.process_time()
@@ -182,8 +184,11 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--only", default="", help="networks: part of a name")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.what != "table":
-        (closed if options.what == "closed" else real)(options.runs, options.chains, options.minutes)
+    if options.what == "closed":
+        closed(options.runs, options.chains, options.minutes)
+    elif options.what == "networks":
+        real(options.runs, options.chains, options.minutes, options.only)
     print(table())
