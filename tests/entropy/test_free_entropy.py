@@ -333,6 +333,11 @@ def test_ctrl_c_and_the_rest_later_bit_for_bit(net, tmp_path, monkeypatch):
         assert {**one.to_dict(), "seconds": 0} == {**two.to_dict(), "seconds": 0}
     with pytest.raises(ValueError, match=r"another measurement \(seed differ\)"):
         wideflat.free_entropy(model, data, [0.2, 1.0], seed=4, checkpoint=path, **FAST)
+    with torch.no_grad():
+        other = copy.deepcopy(model)
+        other[0].bias.add_(1e-3)
+    with pytest.raises(ValueError, match="weights differ"):
+        wideflat.free_entropy(other, data, [0.2, 1.0], seed=3, checkpoint=path, **FAST)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="cannot be read as a checkpoint"):
         wideflat.free_entropy(model, data, [0.2, 1.0], seed=3, checkpoint=path, **FAST)

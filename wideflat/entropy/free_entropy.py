@@ -38,7 +38,7 @@ from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.shared_noise import Selection
 from wideflat.entropy.fixed_data import FixedData
 from wideflat.entropy.gaussian_hmc import LONGEST_STEP, normal
-from wideflat.entropy.network_energy import Network, NetworkEnergy, Scale
+from wideflat.entropy.network_energy import Network, NetworkEnergy, Scale, block_size
 from wideflat.entropy.temperatures import Grid
 from wideflat.entropy.volume import Integration
 from wideflat.entropy.volumes import FreeEntropy
@@ -53,8 +53,6 @@ __all__ = ["Interrupted", "free_entropy"]
 SOLUTION_BETA, LEAST_SHARE = 8.0, 0.15
 #: Draws from which the units of the margins are taken.
 MARGIN_DRAWS = 16
-#: Examples a block: convolutions on a CPU like few at once.
-CONVOLUTION_BLOCK, BLOCK = 50, 512
 #: Seconds between two writings of a checkpoint.
 SAVE_EVERY = 60.0
 
@@ -162,8 +160,7 @@ def free_entropy(
     if solution_beta is not None and not solution_beta > 0:
         raise ValueError(f"solution_beta must be positive, got {solution_beta}")
     effort = Effort(chains, samples, burn, points, int(seed), target_stderr=target_stderr, quick=quick)
-    convolutional = any(p.dim() == 4 and p.device.type == "cpu" for p in model.parameters())
-    fixed = FixedData(data, batch_size or (CONVOLUTION_BLOCK if convolutional else BLOCK), subset, subset_seed)
+    fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
     network = Network(model, fixed, measure, scale, parameters, forward, batch_norm)
     measurement = _Measurement(network, strengths, beta, effort, on_errors, solution_beta, minutes, progress)
     measurement.conventions |= {"subset": None if subset is None else [subset, subset_seed]}
@@ -213,6 +210,7 @@ class _Measurement:
             self.kept = self._kept()
             self.conventions["at_w"] = float(self.network.reference.mean())
             self.key = {**self.conventions, "sigmas": self.sigmas, "weights": self.network.digest}
+            self.key["solution_beta"] = self.solution_beta
             waiting = self._read()
             self.saved_at = time.monotonic()
             try:

@@ -29,7 +29,7 @@ from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.shared_noise import Selection
 from wideflat.entropy.fixed_data import FixedData
 from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.network_energy import Network, Scale
+from wideflat.entropy.network_energy import Network, Scale, block_size
 from wideflat.entropy.volumes import FreeEntropy
 from wideflat.seeds import derive_seed
 
@@ -120,17 +120,22 @@ def llc(
     """
     if measure == "error":
         raise ValueError('the error has no learning coefficient: it is a step function; use measure="loss"')
-    fixed = FixedData(data, batch_size or 512, subset, subset_seed)
+    fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
     beta = 1 / math.log(max(fixed.examples, 3)) if beta is None else beta
     shared: dict[str, Any] = {"scale": scale, "parameters": parameters, "forward": forward}
-    data_options: dict[str, Any] = {"subset": subset, "subset_seed": subset_seed, "batch_size": batch_size}
-    entropy = free_entropy(model, data, sigma, measure, beta, seed=seed, **shared, **data_options, **options)
+    batches = [block.batch for block in fixed.blocks]
+    entropy = free_entropy(model, batches, sigma, measure, beta, seed=seed, **shared, **options)
     if not entropy.points:
         raise ValueError("no chain was finished: give more minutes")
     point = entropy.points[0]
     apart = abs(point.up[-1] - point.down[-1])  # of the two sides; there is one only where it was quick
     lag = 0.0 if math.isnan(apart) else max(0.0, apart - 2 * point.llc_stderr[-1]) / 2
-    network = Network(model, fixed, measure, **shared)
+    guess, error = _laplace(Network(model, fixed, measure, **shared), sigma, beta, probes, lanczos_steps, seed)
+    return LLC(point.llc[-1], math.hypot(point.llc_stderr[-1], lag), beta, guess, error, entropy)
+
+
+def _laplace(network: Network, sigma: float, beta: float, probes: int, steps: int, seed: int) -> tuple[float, float]:
+    """1/2 sum_i beta h_i/(1 + beta h_i) with its error; NaN for a network that cannot be differentiated twice."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "probes"))
 
     def half_degree(h: np.ndarray) -> np.ndarray:  # directions that go down count as flat ones
@@ -140,8 +145,10 @@ def llc(
     with network.prepared():
         product = lambda v: network.hessian_product(v, sigma)  # noqa: E731
         like = torch.zeros(network.size, dtype=network.dtype, device=network.device)
-        guess, error = lanczos_quadrature(product, half_degree, like, probes, lanczos_steps, generator)
-    return LLC(point.llc[-1], math.hypot(point.llc_stderr[-1], lag), beta, guess, error, entropy)
+        try:
+            return lanczos_quadrature(product, half_degree, like, probes, steps, generator)
+        except (RuntimeError, NotImplementedError):
+            return math.nan, math.nan
 
 
 def lanczos_quadrature(

@@ -28,7 +28,7 @@ from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.shared_noise import Selection, SharedNoise, select_parameters
 from wideflat.entropy.fixed_data import FixedData
 
-__all__ = ["Network", "NetworkEnergy", "Scale", "margin", "parameter_scales"]
+__all__ = ["Network", "NetworkEnergy", "Scale", "block_size", "margin", "parameter_scales"]
 
 #: What the noise on a weight is proportional to: a word, or a tensor for each name.
 Scale: TypeAlias = str | Mapping[str, Tensor]
@@ -58,6 +58,11 @@ def margin(outputs: Tensor, targets: Tensor) -> Tensor:
         targets = targets.argmax(1)
     index = targets.long().unsqueeze(1)
     return outputs.gather(1, index).squeeze(1) - outputs.scatter(1, index, -math.inf).amax(1)
+
+
+def block_size(model: nn.Module) -> int:
+    """Examples to evaluate at once: convolutions on a CPU like few (a block that stays in the cache)."""
+    return 50 if any(p.dim() == 4 and p.device.type == "cpu" for p in model.parameters()) else 512
 
 
 def parameter_scales(model: nn.Module, names: list[str], scale: Scale) -> tuple[list[Tensor], str]:
@@ -278,10 +283,10 @@ class NetworkEnergy:
 
 
 def _digest(model: nn.Module) -> str:
-    """Of the weights around which the volume is measured."""
+    """Of the weights around which the volume is measured, and of the statistics beside them."""
     digest = hashlib.blake2b(digest_size=8)
-    for weights in model.parameters():
-        digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for tensor in (*model.parameters(), *model.buffers()):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
