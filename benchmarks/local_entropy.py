@@ -22,7 +22,8 @@ from scipy.special import log_ndtr
 
 from wideflat.committee import SETTINGS, train
 from wideflat.data import dress_coat
-from wideflat.entropy.belief_propagation import Problem, RelaxedBP, _accelerate
+from wideflat.entropy.belief_propagation import Problem, RelaxedBP
+from wideflat.entropy.fixed_point import Iteration, accelerate
 from wideflat.entropy.measure import DELTAS, local_entropy
 
 LADDER = (0.5, 0.8, 0.9, 0.95, 0.97, 0.985, 0.993)
@@ -134,7 +135,7 @@ def per_iteration(problem: Problem, count: int) -> float:
     def work(iterations: int) -> None:
         g, V = torch.zeros_like(problem.kappa), torch.ones_like(problem.kappa)
         counter = torch.zeros(problem.kappa.shape[1], dtype=torch.long)
-        _accelerate(problem, RelaxedBP(problem.num_inputs), 1.0, g, V, 0.0, iterations, counter)
+        accelerate(Iteration(problem, RelaxedBP(problem.num_inputs), 1.0, 0.0, iterations), g, V, counter)
 
     work(2)
     return timed(work, count, repeats=3)[0] / count

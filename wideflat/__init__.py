@@ -7,7 +7,10 @@ from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles,
 from wideflat.energy.curvature import curvature
 from wideflat.energy.worst_case import worst_case
 from wideflat.entropic import Entropic
-from wideflat.entropy.measure import LocalEntropy, local_entropy
+from wideflat.entropy import FreeEntropy, LocalEntropy
+from wideflat.entropy.free_entropy import free_entropy
+from wideflat.entropy.learning_coefficient import llc
+from wideflat.entropy.measure import local_entropy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.focusing import Focusing, automatic_gamma0
 from wideflat.replicas import ReplicaCoupling, Replicas
@@ -30,6 +33,9 @@ __all__ = [
     "curvature",
     "local_entropy",
     "LocalEntropy",
+    "free_entropy",
+    "FreeEntropy",
+    "llc",
     "Lookahead",
     "EASGD",
     "Parle",

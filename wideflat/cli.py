@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "train": "train a preset with any of the algorithms",
     "local-energy": "how fast the training error grows around a solution, for any network",
     "local-entropy": "the volume of good solutions around a solution of a committee machine",
+    "free-entropy": "the volume of good weights around those of any network, with a stated error",
     "reproduce": "a table or figure of the paper",
     "report": "one self-contained HTML page from runs",
     "data": "what data is on disk, where it is looked for, its checksums",

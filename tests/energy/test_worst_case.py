@@ -79,7 +79,7 @@ def test_it_is_worse_than_noise_and_worst_for_each_batch():
         {"objective": "error"},
         {"objective": lambda outputs, targets: (outputs.argmax(1) != targets).float()},
     ],
-    ids=str,
+    ids=lambda value: next(iter(value)),
 )
 def test_bad_arguments_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):

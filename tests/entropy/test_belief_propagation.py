@@ -5,8 +5,9 @@ import torch
 from scipy import special
 
 from wideflat.committee.channel import vote_channel
-from wideflat.entropy.belief_propagation import TAP, Problem, RelaxedBP, UnreducedBP, _anderson, _evaluate, solve, sweep
+from wideflat.entropy.belief_propagation import TAP, Problem, RelaxedBP, UnreducedBP, evaluate
 from wideflat.entropy.expectation_propagation import FullCovariance
+from wideflat.entropy.fixed_point import anderson, solve, sweep
 
 
 def teacher(hidden, num_inputs, patterns, seed, real_inputs=False, references=1, overlap=0.0):
@@ -169,7 +170,7 @@ def test_the_free_entropy_is_stationary_at_the_fixed_point(method):
 
     def at(step, along_g, along_V):
         g, V = point.g + step * along_g * dg, point.V * (step * along_V * dV).exp()
-        return _evaluate(problem, closure, delta, g, V, point.residual, point.iterations, 1).log_z.item()
+        return evaluate(problem, closure, delta, g, V)[0].item()
 
     for along in ((1, 0), (0, 1)):
         step = 1e-4
@@ -255,9 +256,9 @@ def test_steps_shrink_where_there_is_no_progress():
 
     start = 10 * torch.randn(3, 20, dtype=torch.float64, generator=generator)
     count = torch.zeros(3, dtype=torch.long)
-    _, residual = _anderson(residual_map, start, 1e-3, 300, count, window=5, patience=1000)
+    _, residual = anderson(residual_map, start, 1e-3, 300, count, window=5, patience=1000)
     assert (residual > 1).all()
-    found, residual = _anderson(residual_map, start, 1e-3, 300, count.zero_(), window=5)
+    found, residual = anderson(residual_map, start, 1e-3, 300, count.zero_(), window=5)
     assert (residual < 1e-3).all() and (found.abs() < 1e-2).all() and (count < 300).all()
 
 

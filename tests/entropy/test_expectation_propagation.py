@@ -1,8 +1,9 @@
 import torch
 
 from wideflat.committee.channel import vote_channel
-from wideflat.entropy.belief_propagation import Problem, RelaxedBP, solve, sweep
+from wideflat.entropy.belief_propagation import Problem, RelaxedBP
 from wideflat.entropy.expectation_propagation import FullCovariance, _posterior, vector_sites
+from wideflat.entropy.fixed_point import solve, sweep
 from wideflat.entropy.sampling import sample_log_z
 
 

@@ -8,8 +8,9 @@ import torch
 
 import wideflat
 from wideflat.cli import main
-from wideflat.entropy.belief_propagation import sweep
-from wideflat.entropy.measure import DELTAS, Interrupted, LocalEntropy, legendre, training_errors
+from wideflat.entropy import LocalEntropy
+from wideflat.entropy.fixed_point import sweep
+from wideflat.entropy.measure import DELTAS, Interrupted, legendre, training_errors
 
 
 def committee(hidden=3, num_inputs=50, patterns=30, references=1, seed=0):

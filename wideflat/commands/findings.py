@@ -14,7 +14,7 @@ import numpy as np
 
 from wideflat.committee import Solutions
 from wideflat.energy.profile import LocalEnergy
-from wideflat.entropy.measure import LocalEntropy
+from wideflat.entropy import LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Comparison, Experiment

@@ -24,7 +24,7 @@ from wideflat.energy.series import layer_profiles
 from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
 from wideflat.files import read_npz
 
-__all__ = ["Command", "load_weights"]
+__all__ = ["Command", "load_weights", "named_function"]
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Command:
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
-        built = _function(self.build)()
+        built = named_function(self.build)()
         if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
             raise ValueError(
                 f"{self.build} must return (model, data) or (model, data, options of wideflat.local_energy); got "
@@ -218,7 +218,8 @@ def _committees_in(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     return committee_profile(weights, inputs, targets, sigmas)
 
 
-def _function(name: str) -> Callable[[], Any]:
+def named_function(name: str) -> Callable[[], Any]:
+    """The function that ``module:function`` names, looked for in the current folder too."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise UsageError(f"--build must be module:function, got {name!r}")

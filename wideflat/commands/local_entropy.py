@@ -13,7 +13,8 @@ import torch
 import tyro
 
 from wideflat.commands import UsageError
-from wideflat.entropy.measure import METHODS, Interrupted, LocalEntropy, local_entropy
+from wideflat.entropy import METHODS, LocalEntropy
+from wideflat.entropy.measure import Interrupted, local_entropy
 from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
 from wideflat.files import atomic_write, read_npz
 

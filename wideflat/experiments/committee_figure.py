@@ -26,7 +26,8 @@ from wideflat.committee import Setting, Solutions, train
 from wideflat.data import dress_coat
 from wideflat.data.patterns import Patterns
 from wideflat.energy.committees import committee_local_energy
-from wideflat.entropy.measure import DELTAS, METHODS, LocalEntropy, local_entropy
+from wideflat.entropy import METHODS, LocalEntropy
+from wideflat.entropy.measure import DELTAS, local_entropy
 from wideflat.experiments import committee_charts
 from wideflat.experiments.committee_charts import AT_DISTANCE, AT_SIGMA
 from wideflat.experiments.experiment import Comparison, Experiment, Item

@@ -1,0 +1,194 @@
+"""Do the intervals of the free entropy hold what they say? The table of docs/free_entropy.md.
+
+    python benchmarks/free_entropy_coverage.py closed --runs 200            fresh instances with a closed form
+    python benchmarks/free_entropy_coverage.py closed --runs 100 --chains 4
+    python benchmarks/free_entropy_coverage.py networks --runs 20           an MLP and a transformer, against long runs
+    python benchmarks/free_entropy_coverage.py table                        the markdown table
+
+Every run is appended to a file (docs/free_entropy_coverage.csv) as soon as it is done and never computed twice, so the
+work can be stopped and taken up again, or divided. The instances come from seeds that no threshold was chosen on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import describe
+from torch import nn
+from torch.nn import functional as F
+
+from wideflat.entropy.free_entropy import free_entropy
+from wideflat.entropy.volume import Integration
+from wideflat.entropy.walks import Effort, Walk
+
+ROOT = Path(__file__).parent.parent
+CASES = ROOT / "docs" / "free_entropy_coverage.csv"
+COLUMNS = ["family", "chains", "seed", "exact", "exact_stderr", "log_z", "stderr", "dof", "low68", "high68", "low95"]
+COLUMNS += ["high95", "gap", "flags", "gradients", "seconds", "machine"]
+FIRST_SEED = 20_000  # fresh: the tests and every choice of a threshold used small numbers
+
+
+def closed_forms() -> Any:
+    """The families of the tests."""
+    path = ROOT / "tests" / "entropy" / "closed_forms.py"
+    spec = importlib.util.spec_from_file_location("closed_forms", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows() -> list[dict[str, str]]:
+    if not CASES.exists():
+        return []
+    with CASES.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append(family: str, chains: int, seed: int, exact: float, error: float, found: Integration, begun: float) -> None:
+    new = not CASES.exists()
+    low68, high68 = found.interval(0.68)
+    low95, high95 = found.interval(0.95)
+    values = [family, chains, seed, exact, error, found.log_z, found.stderr, found.dof, low68, high68, low95, high95]
+    values = [f"{value:.6g}" if isinstance(value, float) else value for value in values]
+    values += [
+        f"{found.gap:.4g}",
+        " ".join(found.flags),
+        found.gradients,
+        f"{time.process_time() - begun:.2f}",
+        MACHINE,
+    ]
+    with CASES.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(COLUMNS)
+        writer.writerow(values)
+
+
+def closed(runs: int, chains: int, minutes: float) -> None:
+    forms, begun = closed_forms(), time.monotonic()
+    families = {**forms.FAMILIES, "solutions": forms.hard}
+    known = {(row["family"], row["chains"], row["seed"]) for row in rows()}
+    for k in range(runs):
+        for family, make in families.items():
+            seed = FIRST_SEED + k
+            if (family, str(chains), str(seed)) in known:
+                continue
+            if time.monotonic() - begun > 60 * minutes:
+                return
+            energy, start = make(np.random.default_rng([seed, len(family)])), time.process_time()
+            walk = Walk(energy, 1.0, energy.beta, Effort(chains=chains, seed=seed), energy.solutions)
+            append(family, chains, seed, energy.exact, 0.0, walk.run(), start)
+
+
+class Transformer(nn.Module):
+    """One block of attention on short sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of four classes."""
+        return self.head(self.block(self.embed(x)).mean(1))
+
+
+def networks() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], float]]:
+    """Trained networks, their data, and a sigma at which they have to be walked around."""
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 16), torch.randint(4, (200,))
+    x = x + 1.5 * torch.randn(4, 16)[y]
+    tokens = torch.randint(12, (150, 6))
+    found = {}
+    for name, model, data, sigma in (
+        ("MLP", nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4)), (x, y), 1.5),
+        ("transformer", Transformer(), (tokens, tokens.sum(1) % 4), 0.2),
+    ):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(300):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data[0]), data[1]).backward()
+            optimizer.step()
+        found[name] = model.eval(), data, sigma
+    return found
+
+
+def real(runs: int, chains: int, minutes: float, only: str) -> None:
+    """Short runs against one that is ten times as long."""
+    begun = time.monotonic()
+    known = rows()
+    for name, (model, data, sigma) in networks().items():
+        if only not in name:
+            continue
+        truth = next((row for row in known if row["family"] == f"{name}, long"), None)
+        if truth is None:
+            start = time.process_time()
+            long = free_entropy(model, data, sigma, chains=4, samples=90, burn=30, seed=1, progress=False).points[0]
+            append(f"{name}, long", 4, 1, math.nan, math.nan, long, start)
+            exact, error = long.log_z, long.stderr
+        else:
+            exact, error = float(truth["log_z"]), float(truth["stderr"])
+        for k in range(runs):
+            seed = FIRST_SEED + k
+            if any((row["family"], row["chains"], row["seed"]) == (name, str(chains), str(seed)) for row in known):
+                continue
+            if time.monotonic() - begun > 60 * minutes:
+                return
+            start = time.process_time()
+            found = free_entropy(model, data, sigma, chains=chains, seed=seed, progress=False).points[0]
+            append(name, chains, seed, exact, error, found, start)
+
+
+def table() -> str:
+    """Coverage, scatter and stated errors a family and number of chains."""
+    groups: dict[tuple[str, int], list[dict[str, str]]] = {}
+    for row in rows():
+        if not row["family"].endswith(", long"):
+            groups.setdefault((row["family"], int(row["chains"])), []).append(row)
+    header = ["family", "chains", "runs, accepted", "interval(0.68)", "interval(0.95)", "beyond 3", "scatter, stderr"]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    for (family, chains), group in sorted(groups.items()):
+        passed = [row for row in group if not row["flags"]]
+        number = lambda name, among=passed: np.array([float(row[name]) for row in among])  # noqa: E731
+        exact, log_z, stderr = number("exact"), number("log_z"), number("stderr")
+        inside = [np.mean((number(f"low{p}") <= exact) & (exact <= number(f"high{p}"))) for p in (68, 95)]
+        # what is taken for the truth has an error too
+        far = int((np.abs(log_z - exact) > 3 * np.hypot(stderr, number("exact_stderr"))).sum())
+        scatter, median = np.sqrt(np.mean((log_z - exact) ** 2)), np.median(stderr)
+        cells = [
+            family,
+            chains,
+            f"{len(group)}, {len(passed) / len(group):.3f}",
+            f"{inside[0]:.3f}",
+            f"{inside[1]:.3f}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} | {far} | {scatter:.2f}, {median:.2f} |")
+    return "\n".join(lines)
+
+
+MACHINE = describe()  # at the start: the commit of the code that runs, whatever is checked out later
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["closed", "networks", "table"], nargs="?", default="table")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--only", default="", help="networks: part of a name")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.what == "closed":
+        closed(options.runs, options.chains, options.minutes)
+    elif options.what == "networks":
+        real(options.runs, options.chains, options.minutes, options.only)
+    print(table())

@@ -1,0 +1,196 @@
+"""``wideflat free-entropy``: the volume of good weights around those of a trained network, with a stated error."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import nn
+
+from wideflat.commands.local_energy import load_weights, named_function
+from wideflat.entropy import FreeEntropy
+from wideflat.entropy.free_entropy import Interrupted, free_entropy
+from wideflat.files import atomic_write
+from wideflat.training.flatness import augmentation_of_run, images_of_run
+from wideflat.training.runs import Run
+
+__all__ = ["Command"]
+
+
+@dataclass
+class Command:
+    """The volume of good weights around those of a trained network: log Z with a stated error, or a refusal.
+
+    PATH is a run of `wideflat train`, or any checkpoint (.safetensors, or what torch.save wrote of a state_dict)
+    together with --build, a function of yours that returns the model and its training data: (model, data), data being
+    (inputs, targets), a data set or a DataLoader without random augmentation. The price grows with the power 1.5 of the
+    examples: a random subset, the same for all networks that are compared, is a measure of its own. Ctrl-C keeps what
+    was walked; the same command goes on from there.
+
+    Examples:
+      wideflat free-entropy runs/cifar10-smallconvnet-sgd-0
+      wideflat free-entropy runs/mine --sigmas 0.3 0.5 --subset 1000 --minutes 30
+      wideflat free-entropy weights.pt --build my_project.nets:build --measure error
+      wideflat free-entropy runs/a --compare runs/b/free_entropy.json
+    """
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a checkpoint (with --build)."""
+    build: str | None = None
+    """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
+    sigmas: tuple[float, ...] = (0.3, 0.5)
+    """Strengths of the noise."""
+    measure: Literal["loss", "error"] = "loss"
+    """loss: the evidence of the posterior; error: the probability that every example is right."""
+    beta: float = 1.0
+    """Inverse temperature of the sum of losses; 1 is the posterior."""
+    scale: Literal["relative", "absolute", "layer"] = "relative"
+    """What the noise is proportional to: each weight, nothing, the root mean square of its tensor."""
+    parameters: str = "all"
+    """all, "no batch norm", "no biases", weights, or a regular expression for the names of those that move."""
+    subset: int | None = None
+    """So many examples, drawn at random; 1000 (or all, if there are fewer) of a run, all of a checkpoint's data."""
+    chains: int = 2
+    """In each of the two directions."""
+    samples: int = 18
+    """Trajectories kept at each temperature."""
+    burn: int = 12
+    """Trajectories before these."""
+    target_stderr: float | None = None
+    """Go on until the standard error is below this."""
+    quick: bool = False
+    """Only the two bounds between which log Z lies, at a tenth of the cost."""
+    on_errors: Literal["refuse", "drop"] = "refuse"
+    """With --measure error: what to do if the network itself gets examples wrong."""
+    minutes: float | None = None
+    """Stop after so long; the same command goes on from there."""
+    epoch: int | None = None
+    """Of a run: the snapshot at this epoch instead of the final network."""
+    data: Path | None = None
+    """Of a run: folder with the data set; by default where the run found it."""
+    device: str = "cpu"
+    """Where to compute."""
+    seed: int = 0
+    """Of everything random but the subset."""
+    out: Path | None = None
+    """Result file; free_entropy.json in the run, or beside the checkpoint, when left out."""
+    figure: Path | None = None
+    """Also draw lambda over beta to this file (.png, .pdf, .svg)."""
+    compare: tuple[Path, ...] = ()
+    """Results of other networks: print the difference to each, if they are comparable."""
+    force: bool = False
+    """Compare even results of different conventions, or that did not converge."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+    def run(self) -> int:
+        """Measure, print, write; 1 if a value did not converge or the time was over, 130 after Ctrl-C."""
+        others = [FreeEntropy.load(path) for path in self.compare]  # a missing file is found before the work, not after
+        out = self.out or self._default_out()
+        unfinished = out.with_suffix(".unfinished.pt")
+        model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
+        found, code = self._measure(model, data, options, unfinished)
+        if found.points:
+            found.save(out)
+        if found.complete:
+            unfinished.unlink(missing_ok=True)
+        if self.figure is not None:
+            _draw(found, self.figure)
+        if self.json:
+            print(json_module.dumps(found.to_dict(), indent=2))
+        else:
+            print(found)
+            if found.points:
+                print(f"result: {out}")
+            if self.figure is not None:
+                print(f"figure: {self.figure}")
+        if not found.complete:
+            print(f"wideflat: not finished; the same command goes on from {unfinished}", file=sys.stderr)
+        for path, other in zip(self.compare, others, strict=True):
+            text = _comparison(found, other, path, self.force)
+            print(text, file=sys.stderr if self.json else sys.stdout)  # what is on standard output stays whole JSON
+        good = found.complete and (self.quick or bool(found.converged.all()))
+        return code or (0 if good else 1)
+
+    def _measure(
+        self, model: nn.Module, data: Any, options: dict[str, Any], checkpoint: Path
+    ) -> tuple[FreeEntropy, int]:
+        names = ("measure", "beta", "scale", "parameters", "chains", "samples", "seed", "target_stderr", "quick")
+        options = {name: getattr(self, name) for name in (*names, "burn", "on_errors", "minutes")} | options
+        try:
+            return free_entropy(model, data, self.sigmas, checkpoint=checkpoint, **options), 0
+        except Interrupted as interrupted:
+            if interrupted.result is None:
+                print(f"wideflat: the same command goes on from {checkpoint}", file=sys.stderr)
+                raise
+            print("wideflat: interrupted; these are the sigmas that were finished", file=sys.stderr)
+            return interrupted.result, 130
+
+    def _default_out(self) -> Path:
+        if self.path.is_dir():
+            name = "free_entropy.json" if self.epoch is None else f"free_entropy-{self.epoch:04d}.json"
+            return self.path / name
+        return self.path.with_name(f"{self.path.stem}.free_entropy.json")
+
+    def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        """The network of a run and its training images, without random augmentation."""
+        if (self.path / "solutions.npz").exists() or self.path.suffix == ".npz":
+            raise ValueError(
+                f"{self.path} holds committee machines, whose outputs are signs without a gradient; "
+                "`wideflat local-entropy` measures these"
+            )
+        if self.path.is_file() and not (self.path.parent / "config.json").exists():
+            raise ValueError(
+                f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
+                "training data"
+            )
+        run = Run.open(self.path)
+        images = images_of_run(run, self.data)
+        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
+        plain = augmentation_of_run(run).evaluation()
+        inputs = plain(pixels, images.mean, images.std, torch.default_generator)
+        subset = min(len(inputs), self.subset or 1000)
+        return run.load_model(self.epoch, self.device), (inputs, images.train.targets), {"subset": subset}
+
+    def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        assert self.build is not None
+        built = named_function(self.build)()
+        if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
+            raise ValueError(
+                f"{self.build} must return (model, data) or (model, data, options of wideflat.free_entropy); got "
+                f"{type(built).__name__}"
+            )
+        model, data = built[:2]
+        load_weights(model, self.path)
+        options = {"subset": self.subset, **(built[2] if len(built) == 3 else {})}
+        return model.to(self.device), data, options
+
+
+def _draw(found: FreeEntropy, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(layout="constrained")
+    found.plot(ax)
+    ax.set_title(found.about(), fontsize="small", wrap=True)
+    with atomic_write(path, "wb") as file:
+        figure.savefig(file, format=path.suffix.lower().removeprefix(".") or "png", dpi=150)
+    plt.close(figure)
+
+
+def _comparison(found: FreeEntropy, other: FreeEntropy, path: Path, force: bool) -> str:
+    try:
+        difference = found.compare(other, force=force)
+    except ValueError as error:
+        return f"compared with {path}: {str(error).replace('force=True', '--force')}"
+    rows = zip(difference.sigmas, difference.mean, difference.stderr, difference.deviations, strict=True)
+    lines = [f"minus {path}:", f"{'sigma':>8} {'difference':>11} {'stderr':>10} {'deviations':>10}"]
+    lines += ["{:8.4g} {:11.3f} {:10.2g} {:10.1f}".format(*row) for row in rows]
+    return "\n".join([*lines, difference.note])

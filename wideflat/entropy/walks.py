@@ -1,0 +1,338 @@
+"""The points and the chains of one sigma: what is walked in which order, how it is extended, saved and gone on with.
+
+.. code-block:: text
+
+    64 independent points                                V alone, no gradient
+    R chains down from beta, started at the weights      12 + 18 trajectories a node, three times the burn-in at first
+    R chains up from beta_low, started from N(0, 1)      12 + 18 trajectories a node
+
+Where the error of the rule makes the value useless there are twice as many nodes. With ``target_stderr`` it goes on in
+rounds. A round does what lowers the error most: more points, twice as many nodes where the error of the rule dominates,
+else longer chains at the nodes, in proportion to sqrt(variance/price) of each.
+
+Everything that was seen is kept by its name, and what a round does follows from what was seen before it. So a
+measurement that was interrupted walks the same way again without walking it, up to where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+
+from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, normal, start
+from wideflat.entropy.integration import bracket, integrate
+from wideflat.entropy.temperatures import Grid, Prior
+from wideflat.entropy.volume import Integration
+from wideflat.seeds import derive_seed
+
+__all__ = ["Effort", "Walk", "cheapest_lengths", "first_trajectories"]
+
+#: Rounds after which a target is given up.
+MOST_ROUNDS = 16
+#: Bytes that the last places of all chains may take, to go on from where more nodes are needed.
+ENDS_BYTES = 2**28
+#: Points after which more are not drawn.
+MOST_POINTS = 2**16
+
+_Traces = dict[Fraction, Trace]  # of one chain, by the place of the node in the grid: 0 is beta_low, 1 is beta
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is walked.
+
+    Attributes:
+        chains: In each direction.
+        samples: Trajectories kept at a node.
+        burn: Trajectories before these; three times as many where chains start from the weights.
+        points: Independent points.
+        seed: Of everything random.
+        cap: Most leapfrog steps of a trajectory.
+        target_stderr: Go on until the error is below this.
+        quick: The bracket alone.
+    """
+
+    chains: int = 2
+    samples: int = 18
+    burn: int = 12
+    points: int = 64
+    seed: int = 0
+    cap: int = 100
+    target_stderr: float | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("chains", 1), ("samples", 4), ("burn", 2), ("points", 8), ("cap", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.target_stderr is not None and not self.target_stderr > 0:
+            raise ValueError(f"target_stderr must be positive, got {self.target_stderr}")
+
+    def trajectories(self, nodes: int) -> int:
+        """Of all chains, before any extension, at so many walked nodes."""
+        return self.chains * 2 * (nodes * (self.burn + self.samples) + self.burn)
+
+
+class Walk:
+    """The measurement at one sigma, for any energy.
+
+    Args:
+        energy: V, a fixed function of xi.
+        sigma: Strength of the noise; V is already that at this sigma.
+        beta: Inverse temperature.
+        effort: How much is walked.
+        solutions: Whether log P(V = 0) is wanted in place of log Z(beta).
+        tick: Called after every point and trajectory with what was done; may raise to stop.
+    """
+
+    def __init__(
+        self,
+        energy: Energy,
+        sigma: float = 1.0,
+        beta: float = 1.0,
+        effort: Effort | None = None,
+        solutions: bool = False,
+        tick: Callable[[str], None] | None = None,
+    ) -> None:
+        self.energy, self.sigma, self.beta, self.solutions = energy, float(sigma), float(beta), solutions
+        self.effort = effort or Effort()
+        self.tick = tick or (lambda what: None)
+        self.values: list[float] = []
+        self.finished: dict[str, tuple[Trace, ...]] = {}
+        self.running: tuple[str, Chain] | None = None
+        self._pending: tuple[str, dict[str, Any]] | None = None
+        self.forecast: Callable[[Grid | None], None] = lambda grid: None
+
+    # ---- on disk
+
+    def saved(self) -> dict[str, Any]:
+        """What was seen so far, as tensors and plain values."""
+        running = self._pending if self.running is None else (self.running[0], self.running[1].saved())
+        return {
+            "values": list(self.values),
+            "finished": {name: [trace.saved() for trace in traces] for name, traces in self.finished.items()},
+            "running": None if running is None else list(running),
+        }
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Go on from what ``saved`` described."""
+        self.values = [float(value) for value in record["values"]]
+        self.finished = {name: tuple(Trace(**trace) for trace in traces) for name, traces in record["finished"].items()}
+        self._pending = None if record["running"] is None else tuple(record["running"])
+
+    # ---- the way
+
+    def run(self) -> Integration:
+        """Walk, and say what was found."""
+        self._points(self.effort.points)
+        prior = Prior.of(np.array(self.values[: self.effort.points]), self.beta)
+        if self.effort.quick:
+            self.forecast(None)
+            trace = self._chain("down 0", (self.beta,), (3 * self.effort.burn,), self._at_weights)
+            return bracket(prior, trace, sigma=self.sigma, beta=self.beta, size=self.energy.size)
+        if prior.low == self.beta:
+            return self._points_alone(prior)
+        grid = Grid.of(prior.low, self.beta)
+        self.forecast(grid)
+        sides = {side: [self._first(side, r, grid) for r in range(self.effort.chains)] for side in ("down", "up")}
+        found = self._integrate(prior, grid, sides)
+        for number in range(MOST_ROUNDS):
+            if self._too_coarse(grid, found):
+                grid = grid.finer
+                self._add_nodes(number, grid, sides)
+            elif found.stderr > (self.effort.target_stderr or math.inf):
+                prior = self._more(number, prior, grid, sides, found)
+            else:
+                break
+            found = self._integrate(prior, grid, sides)
+        return found
+
+    @property
+    def _ends(self) -> bool:
+        """Whether chains can be gone on with: with a target, or where that takes little memory."""
+        needed = 2 * self.effort.chains * 8 * self.energy.size * torch.finfo(self.energy.dtype).bits // 8
+        return self.effort.target_stderr is not None or needed <= ENDS_BYTES
+
+    def _too_coarse(self, grid: Grid, found: Integration) -> bool:
+        """Whether there should be more nodes: the rule makes the value useless, or is what misses the target."""
+        target = self.effort.target_stderr or math.inf
+        dominant = found.stderr > target and found.quadrature > 0.5 * target
+        return self._ends and grid.order < 32 and ("quadrature" in found.flags or dominant)
+
+    def share_at(self, beta: float) -> float:
+        """The share of solutions that a chain from the weights meets at beta."""
+        (trace,) = self._chain(f"probe {beta:g}", (beta,), (3 * self.effort.burn,), self._at_weights)
+        return float(np.mean(np.array(trace.values) == 0))
+
+    def _points_alone(self, prior: Prior) -> Integration:
+        """No integral is needed: points, and one chain from the weights that looks for what they may have missed."""
+        self.forecast(None)
+        check = self._chain("down 0", (self.beta,), (self.effort.burn,), self._at_weights)
+        while True:
+            found = integrate(prior, None, [], [check], **self._about())
+            target = self.effort.target_stderr
+            if target is None or found.stderr <= target or len(prior.values) >= MOST_POINTS:
+                return found
+            more = math.ceil(len(prior.values) * min(4.0, max(1.1, (found.stderr / target) ** 2)))
+            prior = self._more_points(prior, more)
+
+    def _integrate(self, prior: Prior, grid: Grid, sides: dict[str, list[_Traces]]) -> Integration:
+        up, down = ([list(traces.values()) for traces in sides[name]] for name in ("up", "down"))
+        return integrate(prior, grid, up, down, **self._about())
+
+    def _about(self) -> dict[str, Any]:
+        moving = getattr(self.energy, "moving", None)
+        options = {"sigma": self.sigma, "beta": self.beta, "size": self.energy.size, "solutions": self.solutions}
+        return {**options, "moving": moving}
+
+    def _points(self, count: int) -> None:
+        """V at independent points, up to so many."""
+        while len(self.values) < count:
+            seed = derive_seed(self.effort.seed, "point", repr(self.sigma), len(self.values))
+            value = self.energy.value(normal(self.energy, torch.Generator().manual_seed(seed)))
+            self.values.append(value if math.isfinite(value) else math.inf)
+            self.tick("point")
+
+    def _more_points(self, prior: Prior, count: int) -> Prior:
+        """The prior with so many points; beta_low stays."""
+        count = min(count, MOST_POINTS)
+        self._points(count)
+        return Prior(np.array(self.values[:count]), prior.low)
+
+    def _first(self, side: str, r: int, grid: Grid) -> _Traces:
+        """A chain through all nodes of the first grid."""
+        places = [Fraction(k, grid.order) for k in range(1, grid.order + 1)]
+        betas, burn = grid.betas[1:].tolist(), [self.effort.burn] * grid.order
+        if side == "down":
+            places, betas, burn[0] = places[::-1], betas[::-1], 3 * self.effort.burn
+        begin = self._at_weights if side == "down" else self._at_random
+        keep = [self.effort.samples] * grid.order
+        if self.solutions:  # the share of solutions is counted at the top: twice as many there
+            keep[0 if side == "down" else -1] *= 2
+        traces = self._chain(f"{side} {r}", tuple(betas), tuple(burn), begin, tuple(keep))
+        return dict(zip(places, traces, strict=True))
+
+    def _at_weights(self, plan: Plan) -> Chain:
+        zero = torch.zeros(self.energy.size, dtype=self.energy.dtype, device=self.energy.device)
+        return start(plan, self.energy, zero, 0.1)
+
+    def _at_random(self, plan: Plan) -> Chain:
+        return start(plan, self.energy, None, 1.0)
+
+    def _chain(
+        self,
+        name: str,
+        betas: tuple[float, ...],
+        burn: tuple[int, ...],
+        begin: Callable[[Plan], Chain],
+        keep: tuple[int, ...] | None = None,
+    ) -> tuple[Trace, ...]:
+        """The chain of this name: as it was seen, or walked now."""
+        if name in self.finished:
+            return self.finished[name]
+        seed = derive_seed(self.effort.seed, "chain", repr(self.sigma), name)
+        keep = keep or (self.effort.samples,) * len(betas)
+        plan = Plan(betas, burn, keep, seed, self.effort.cap, self._ends)
+        if self._pending is not None and self._pending[0] == name:
+            chain = Chain.restored(self._pending[1], plan, self.energy)
+        else:
+            chain = begin(plan)
+        self.running, self._pending = (name, chain), None
+        while not chain.done:
+            chain = advance(chain, self.energy)
+            self.running = name, chain
+            self.tick("trajectory")
+        self.finished[name], self.running = chain.finished, None
+        return chain.finished
+
+    # ---- rounds
+
+    def _more(
+        self, number: int, prior: Prior, grid: Grid, sides: dict[str, list[_Traces]], found: Integration
+    ) -> Prior:
+        """More points where they miss the target, and longer chains; the sides are extended in place."""
+        target, points = self.effort.target_stderr or math.inf, prior.stderr(grid.weights[0])
+        if points > 0.5 * target:
+            prior = self._more_points(prior, 2 * len(prior.values))
+        walked = max(found.statistical**2 - points**2, 1e-12)
+        others = found.stderr**2 - walked
+        self._extend(number, grid, sides, found, max(0.5 * target**2, 0.9 * target**2 - others) / walked)
+        return prior
+
+    def _add_nodes(self, number: int, grid: Grid, sides: dict[str, list[_Traces]]) -> None:
+        """Walk the nodes of the finer grid that are new, each from the node before it on the way of its chain."""
+        for side, chains in sides.items():
+            for r, traces in enumerate(chains):
+                for k in range(1, grid.order, 2):
+                    place = Fraction(k, grid.order)
+                    before = Fraction(k + 1 if side == "down" else max(k - 1, 2), grid.order)
+                    trace = self._continued(f"{side} {r} node {place} round {number}", traces[before], grid.betas[k])
+                    traces[place] = trace
+
+    def _continued(self, name: str, before: Trace, beta: float) -> Trace:
+        """The trace at a new node, from the end of another."""
+        assert before.end is not None
+        end, stiffness = before.end, max(0.0, before.step**-2 - 1.2**-2) / before.beta
+        begin = lambda plan: start(plan, self.energy, end.to(self.energy.device), before.step, stiffness)  # noqa: E731
+        return self._chain(name, (float(beta),), (self.effort.burn,), begin, (len(before.values),))[0]
+
+    def _extend(
+        self, number: int, grid: Grid, sides: dict[str, list[_Traces]], found: Integration, wanted: float
+    ) -> None:
+        """Longer chains, so that their variance becomes ``wanted`` of what it is, between a third and 0.8 of it."""
+        places = [Fraction(k, grid.order) for k in range(1, grid.order + 1)]
+        every = [traces for chains in sides.values() for traces in chains]
+        now = np.array([len(every[0][place].values) for place in places], dtype=float)
+        price = np.array([sum(t[place].gradients / len(t[place].values) for t in every) for place in places])
+        variance = np.array(found.diagnostics["contribution"]) ** 2
+        goal = variance.sum() * min(0.8, max(1 / 3, wanted))
+        lengths = cheapest_lengths(variance, now, price, goal)
+        for place, length, before in zip(places, lengths, now, strict=True):
+            more = int(length - before)
+            if more < 1:
+                continue
+            for side, chains in sides.items():
+                for r, traces in enumerate(chains):
+                    name = f"{side} {r} node {place} more {number}"
+                    traces[place] = self._longer(name, traces[place], more)
+
+    def _longer(self, name: str, trace: Trace, more: int) -> Trace:
+        """A trace with so many more samples."""
+        assert trace.end is not None
+        end, step = trace.end, trace.step
+        begin = lambda plan: start(plan, self.energy, end.to(self.energy.device), step)  # noqa: E731
+        return trace.extended(self._chain(name, (trace.beta,), (0,), begin, (more,))[0])
+
+
+def cheapest_lengths(variance: np.ndarray, lengths: np.ndarray, price: np.ndarray, goal: float) -> np.ndarray:
+    """The lengths of chains, none shorter than now, that bring the sum of variances to ``goal`` at the least price.
+
+    With variance_k lengths_k/m_k the variance after m_k samples, m_k = max(now, mu sqrt(variance_k lengths_k/price_k)).
+
+    Example:
+        >>> cheapest_lengths(np.array([4.0, 1.0]), np.array([10.0, 10.0]), np.array([1.0, 1.0]), 3.0).tolist()
+        [20.0, 10.0]
+    """
+    total = variance * lengths
+    share = np.sqrt(total / np.maximum(price, 1e-12))
+    low, high = 0.0, 1e12
+    for _ in range(200):
+        mu = math.sqrt(low * high) if low > 0 else high / 1e6
+        enough = (total / np.maximum(lengths, mu * share)).sum() <= goal
+        low, high = (low, mu) if enough else (mu, high)
+        if high <= low * (1 + 1e-9):
+            break
+    return np.ceil(np.maximum(lengths, high * share) - 1e-6)
+
+
+def first_trajectories(effort: Effort, grid: Grid | None) -> int:
+    """How many trajectories there will be, before any extension."""
+    if grid is not None:
+        return effort.trajectories(grid.order)
+    return (3 if effort.quick else 1) * effort.burn + effort.samples
