@@ -18,9 +18,17 @@ def layers():
     return {name: (int(layer), k) for layer, names in rows for k, name in enumerate(re.findall(r"`(\w+)`", names))}
 
 
+def statements(tree):
+    """All nodes of a file, but for what is there for types alone: annotations may name what is above."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            yield from statements(node)
+
+
 def imports(path):
     """The modules of the package that a file imports, wherever in it, with the line."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -98,6 +106,6 @@ def test_no_private_name_goes_through_a_wall():
 def test_no_name_is_a_module_and_a_function_of_its_room():
     for init in [*PACKAGE.glob("*/__init__.py")]:
         modules = {path.stem for path in init.parent.glob("*.py")}
-        for node in ast.walk(ast.parse(init.read_text())):
+        for node in ast.parse(init.read_text()).body:
             if isinstance(node, ast.ImportFrom):
                 assert not modules & {alias.asname or alias.name for alias in node.names}, init

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,9 @@ from torch.optim import Optimizer
 
 from wideflat.distributed.mesh import MeshReplicas
 from wideflat.files import DamagedState, atomic_write, sha256
-from wideflat.replicas import ReplicaCoupling
+
+if TYPE_CHECKING:
+    from wideflat.replicas import ReplicaCoupling
 
 __all__ = ["load_replicas", "save_replicas"]
 

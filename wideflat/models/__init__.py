@@ -8,7 +8,7 @@ from wideflat.models.efficientnet import efficientnet_b0
 from wideflat.models.initialisation import kaiming_normal
 from wideflat.models.pyramidnet import pyramidnet272
 from wideflat.models.resnet import resnet18, resnet50, resnet110
-from wideflat.models.smallconvnet import smallconvnet
+from wideflat.models.small_conv_net import smallconvnet
 from wideflat.models.vgg import vgg3x512
 
 __all__ = [
