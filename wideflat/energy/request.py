@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from wideflat.checks import network
 from wideflat.energy.blocks import Block, Blocks, cloned, truncated
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.example_noise import ExampleNoise
@@ -67,7 +66,6 @@ class Request:
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self.model = self.model.module
-        network(self.model)
         self.sigmas = check_sigmas(self.sigmas)
         self.seed = int(self.seed)
         if self.noise != "auto" and self.noise not in DEFAULT_PASSES:
