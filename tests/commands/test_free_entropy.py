@@ -6,35 +6,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from wideflat import FreeEntropy
 from wideflat.cli import main
 from wideflat.data import ImageData, ImageSplit
 from wideflat.entropy.network_energy import Network
 
-BUILDER = """
-import torch
-from torch import nn
-
-def build():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 3, generator=g)
-    return nn.Sequential(nn.Linear(3, 2)), (x, (x[:, 0] > 0).long())
-
-def wrong():
-    return 3
-"""
-
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = f"my_networks_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(BUILDER)
-    torch.manual_seed(0)
-    torch.save(nn.Sequential(nn.Linear(3, 2)).state_dict(), tmp_path / "weights.pt")
-    return ["free-entropy", "weights.pt", "--build", f"{name}:build", "--sigmas", "0.3"]
+def project(builder):
+    return ["free-entropy", "weights.pt", "--build", f"{builder}:build", "--sigmas", "0.3"]
 
 
 def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
@@ -102,7 +83,8 @@ def test_a_run_of_wideflat_train(tmp_path, capsys, monkeypatch):
     data = dataclasses.replace(
         ImageData.of("cifar10", tuple(map(str, range(10))), split, split), name="cifar10", source="nowhere"
     )
-    monkeypatch.setattr("wideflat.training.flatness.load", lambda name, folder=None, allow_altered=False: data)
+    for where in ("wideflat.data", "wideflat.training.flatness"):
+        monkeypatch.setattr(f"{where}.load", lambda name, folder=None, allow_altered=False: data)
     monkeypatch.chdir(tmp_path)
     train = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--no-tensorboard", "--out", "run"]
     assert main([*train, "-q"]) == 0

@@ -5,38 +5,19 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from wideflat import LocalEnergy, committee_local_energy
 from wideflat.cli import main
 
-BUILDER = """
-import torch
-from torch import nn
-
-def build():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 3, generator=g)
-    return nn.Sequential(nn.Linear(3, 2)), (x, (x[:, 0] > 0).long())
-
-def wrong():
-    return 3
-"""
-
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    name = f"my_networks_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(BUILDER)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 2))
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    from safetensors.torch import save_file
-
-    save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, "wrapped.ckpt")
-    return name
+def project(builder, tmp_path):
+    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    save_file(weights, tmp_path / "weights.safetensors")
+    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in weights.items()}}, "wrapped.ckpt")
+    return builder
 
 
 @pytest.mark.parametrize("file", ["weights.pt", "weights.safetensors", "wrapped.ckpt"])

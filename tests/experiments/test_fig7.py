@@ -10,23 +10,6 @@ from wideflat.experiments.table import Table
 from wideflat.training import flatness
 from wideflat.training.runs import Run
 
-SMALL: dict[str, Any] = {
-    "dropouts": (0.0, 0.5),
-    "batch_sizes": (10,),
-    "weight_decays": (0.0,),
-    "widths": (4, 4, 4),
-    "epochs": 2,
-    "limit_data": 40,
-    "realisations": 3,
-}
-
-
-@pytest.fixture(scope="module")
-def item(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    item = FIG7.open(tmp_path_factory.mktemp("fig7"), quick=True, **SMALL)
-    item.compute()
-    return item
-
 
 def test_quick_path_from_nothing_to_report(item: Any) -> None:
     table = item.table("networks")
@@ -54,13 +37,13 @@ def test_nothing_is_computed_twice(item: Any, monkeypatch: pytest.MonkeyPatch) -
     assert (item.folder / "networks.csv").read_text() == before
 
 
-def test_networks_of_other_data_in_the_folder_are_refused(item: Any) -> None:
+def test_networks_of_other_data_in_the_folder_are_refused(small_fig7: dict[str, Any], item: Any) -> None:
     with pytest.raises(ValueError, match=r"holds another experiment: data\.train is 40 there and 30 here"):
-        FIG7.open(item.folder, quick=True, **{**SMALL, "limit_data": 30}).compute()
+        FIG7.open(item.folder, quick=True, **{**small_fig7, "limit_data": 30}).compute()
 
 
-def test_training_ends_when_the_network_fits(tmp_path: Path) -> None:
-    item = FIG7.open(tmp_path, quick=True, **{**SMALL, "dropouts": (0.0,), "epochs": 5}, target_loss=0.5)
+def test_training_ends_when_the_network_fits(small_fig7: dict[str, Any], tmp_path: Path) -> None:
+    item = FIG7.open(tmp_path, quick=True, **{**small_fig7, "dropouts": (0.0,), "epochs": 5}, target_loss=0.5)
     item.compute()
     table = item.table("networks")
     assert table is not None

@@ -13,23 +13,6 @@ assert _spec is not None and _spec.loader is not None
 pgdl_folder = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(pgdl_folder)
 
-SMALL: dict[str, Any] = {
-    "dropouts": (0.0, 0.5),
-    "batch_sizes": (10,),
-    "weight_decays": (0.0,),
-    "widths": (4, 4, 4),
-    "epochs": 2,
-    "limit_data": 40,
-    "realisations": 3,
-}
-
-
-@pytest.fixture(scope="module")
-def item(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    item = FIG7.open(tmp_path_factory.mktemp("fig7"), quick=True, **SMALL)
-    item.compute()
-    return item
-
 
 def test_runs_can_be_given(item: Any, tmp_path: Path) -> None:
     other = FIG7.open(tmp_path, models=item.work.trainings.folder, realisations=3)
