@@ -71,13 +71,36 @@ def _check_memo(content: bytes) -> None:
 
 def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     """A reader with stand-ins of its own, so that a pickle that tampers with them harms no other reading."""
-    room = 4 * len(content) + (1 << 20)  # bytes that may be made out of strings: each is used once
+    room = _Room(4 * len(content) + (1 << 20))  # bytes that may be made out of strings: each is used once
+    array, known = _stand_ins(room)
 
-    def take(size: int) -> None:
-        nonlocal room
-        room -= size
-        if room < 0:
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            try:
+                return known[module, name]
+            except KeyError:
+                raise UnsafePickleError(f"the pickle asks for {module}.{name}, which is not needed for data") from None
+
+        def persistent_load(self, pid: Any) -> Any:
+            raise UnsafePickleError("the pickle refers to something outside of it")
+
+    return array, Reader(io.BytesIO(content), encoding="bytes")
+
+
+class _Room:
+    """Bytes that may still be made."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
             raise UnsafePickleError("the pickle makes more bytes than it has")
+
+
+def _stand_ins(room: _Room) -> tuple[Any, dict[tuple[str, str], Any]]:
+    """The class that notes an array, and what stands for each name that a pickle may ask for."""
 
     class Type:
         __slots__ = ("name",)
@@ -115,7 +138,7 @@ def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     def from_buffer(buffer: Any, kind: Any, shape: Any, order: Any = "C") -> Array:
         if not isinstance(buffer, (bytes, bytearray)):
             raise UnsafePickleError(f"an array of the pickle is made of a {type(buffer).__name__}")
-        take(len(buffer))
+        room.take(len(buffer))
         made = Array()
         made.__setstate__((1, shape, kind, order == "F", bytes(buffer)))
         return made
@@ -123,7 +146,7 @@ def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     def encode(text: Any, encoding: Any = "latin1", *rest: Any) -> bytes:
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
             raise UnsafePickleError(f"the pickle encodes with {encoding!r}")
-        take(len(text))
+        room.take(len(text))
         return text.encode("latin1")
 
     def empty_bytes(*arguments: Any) -> bytes:
@@ -140,17 +163,7 @@ def _reader(content: bytes) -> tuple[Any, pickle.Unpickler]:
     known["numpy", "ndarray"] = Nothing
     known["numpy", "dtype"] = Type
 
-    class Reader(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            try:
-                return known[module, name]
-            except KeyError:
-                raise UnsafePickleError(f"the pickle asks for {module}.{name}, which is not needed for data") from None
-
-        def persistent_load(self, pid: Any) -> Any:
-            raise UnsafePickleError("the pickle refers to something outside of it")
-
-    return Array, Reader(io.BytesIO(content), encoding="bytes")
+    return Array, known
 
 
 class _Conversion:
