@@ -1,21 +1,67 @@
-"""wideflat: find wide flat minima of neural networks, and measure how wide and flat they are."""
+"""Find wide flat minima of neural networks, and measure how wide and flat they are.
 
-from wideflat.baselines import EASGD, SAM, Lookahead, Parle
-from wideflat.batch_norm import refresh_batch_norm
-from wideflat.committee import CommitteeMachine
-from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
-from wideflat.energy.curvature import curvature
-from wideflat.energy.worst_case import worst_case
-from wideflat.entropic import Entropic
-from wideflat.entropy import FreeEntropy, LocalEntropy
-from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.learning_coefficient import llc
-from wideflat.entropy.measure import local_entropy
-from wideflat.entropy_sgd import EntropySGD
-from wideflat.focusing import Focusing, automatic_gamma0
-from wideflat.replicas import ReplicaCoupling, Replicas
+    opt = wideflat.EntropySGD(model.parameters(), lr=0.5, inner_lr=0.02, gamma=0.5, momentum=0.9, nesterov=True)
+    loss.backward(); opt.step()                           one mini-batch a step; every fifth also moves the center
+    with opt.center(): evaluate(model)
+
+    profile = wideflat.local_energy(model, (inputs, targets), sigmas=[0.1, 0.3, 0.5])    how the error grows with noise
+    volume = wideflat.free_entropy(model, (inputs, targets), sigmas=[0.3])               how much room there is
+
+README.md has more; docs/ has a page for each.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wideflat.baselines import EASGD, SAM, Lookahead, Parle
+    from wideflat.batch_norm import refresh_batch_norm
+    from wideflat.committee import CommitteeMachine
+    from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
+    from wideflat.energy.curvature import curvature
+    from wideflat.energy.worst_case import worst_case
+    from wideflat.entropic import Entropic
+    from wideflat.entropy import FreeEntropy, LocalEntropy
+    from wideflat.entropy.free_entropy import free_entropy
+    from wideflat.entropy.learning_coefficient import llc
+    from wideflat.entropy.measure import local_entropy
+    from wideflat.entropy_sgd import EntropySGD
+    from wideflat.focusing import Focusing, automatic_gamma0
+    from wideflat.replicas import ReplicaCoupling, Replicas
 
 __version__ = "0.1.0"
+
+#: Where each public name is. It is imported when it is asked for: those who train need not wait for the measures.
+_PLACES = {
+    "EntropySGD": "entropy_sgd",
+    "Entropic": "entropic",
+    "Replicas": "replicas",
+    "ReplicaCoupling": "replicas",
+    "Focusing": "focusing",
+    "automatic_gamma0": "focusing",
+    "refresh_batch_norm": "batch_norm",
+    "local_energy": "energy.measure",
+    "LocalEnergy": "energy.profile",
+    "committee_local_energy": "energy.committees",
+    "layer_profiles": "energy.series",
+    "worst_case": "energy.worst_case",
+    "curvature": "energy.curvature",
+    "local_entropy": "entropy.measure",
+    "LocalEntropy": "entropy.curve",
+    "free_entropy": "entropy.free_entropy",
+    "FreeEntropy": "entropy.volumes",
+    "llc": "entropy.learning_coefficient",
+    "Lookahead": "baselines",
+    "EASGD": "baselines",
+    "Parle": "baselines",
+    "SAM": "baselines",
+    "CommitteeMachine": "committee.machine",
+}
+
+#: Rooms that are used by their names, as in ``wideflat.committee.train``.
+_ROOMS = ("committee", "data", "models", "presets")
 
 __all__ = [
     "EntropySGD",
@@ -43,3 +89,17 @@ __all__ = [
     "CommitteeMachine",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"wideflat.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'wideflat' has no attribute {name!r}")
+    found = getattr(import_module(f"wideflat.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_ROOMS]
