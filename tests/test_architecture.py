@@ -1,6 +1,7 @@
 """The house is as docs/architecture.md says: who imports whom, read from the import statements."""
 
 import ast
+import importlib.util
 import re
 from pathlib import Path
 
@@ -109,3 +110,10 @@ def test_no_name_is_a_module_and_a_function_of_its_room():
         for node in ast.parse(init.read_text()).body:
             if isinstance(node, ast.ImportFrom):
                 assert not modules & {alias.asname or alias.name for alias in node.names}, init
+
+
+def test_the_drawing_is_that_of_the_table():
+    spec = importlib.util.spec_from_file_location("draw_house", ROOT / "tools" / "draw_house.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.DRAWING.read_text() == tool.drawing(tool.PAGE.read_text()), "run python tools/draw_house.py"
