@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -144,7 +144,10 @@ class LocalEnergy:
         "architecture",
         "examples",
         "augmented",
+        "scale",
     )
+    #: What a convention was before it was stored.
+    UNSAID: ClassVar[dict[str, Any]] = {"scale": "relative"}
 
     def __post_init__(self) -> None:
         count = len(self.sigmas)
@@ -168,7 +171,7 @@ class LocalEnergy:
 
     @property
     def energy(self) -> np.ndarray:
-        """E_z E(w + sigma z * w) itself: ``baseline + mean``."""
+        """E_z E(w + sigma a z) itself: ``baseline + mean``."""
         return self.baseline + self.mean
 
     @property
@@ -277,10 +280,11 @@ class LocalEnergy:
             raise ValueError(
                 f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}; measure at the same"
             )
+        ours, theirs = ({**self.UNSAID, **profile.conventions} for profile in (self, other))
         reasons = [
-            f"{name} is {self.conventions.get(name)!r} for one and {other.conventions.get(name)!r} for the other"
+            f"{name} is {ours.get(name)!r} for one and {theirs.get(name)!r} for the other"
             for name in self.DECISIVE
-            if self.conventions.get(name) != other.conventions.get(name)
+            if ours.get(name) != theirs.get(name)
         ]
         gap = abs(self.baseline - other.baseline)
         scale = (
@@ -307,6 +311,8 @@ class LocalEnergy:
             f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
             f"noise: {c['noise']}" if "noise" in c else "",
             f"perturbed: {c['parameters']}" if "parameters" in c else "",
+            f"scale: {c['scale']}" if c.get("scale", "relative") != "relative" else "",
+            f"{c['unmoved']} of {c['perturbed']} weights cannot move" if c.get("unmoved") else "",
             f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
             *c.get("notes", []),
         ]
