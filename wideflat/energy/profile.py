@@ -13,6 +13,8 @@ import numpy as np
 from torch import nn
 
 from wideflat import interruption
+from wideflat.energy.certificate import certified_accuracy
+from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
 from wideflat.files import atomic_write
 
@@ -195,6 +197,45 @@ class LocalEnergy:
         with np.errstate(invalid="ignore"):
             half = np.where(self.stderr == 0, 0.0, quantile * self.stderr)
         return np.stack([self.mean - half, self.mean + half], axis=1)
+
+    def sigma_at(self, amount: float, confidence: float = 0.95) -> SigmaAt:
+        """The sigma at which dE has grown by ``amount``, with its interval: the inverse of the profile.
+
+        It is infinite where the profile does not get so far. See :mod:`wideflat.energy.inverse`.
+
+        Example:
+            >>> profile = LocalEnergy(sigmas=[0.2, 0.4], mean=[0.04, 0.16], stderr=[0.01, 0.01], baseline=0.02)
+            >>> print(profile.sigma_at(0.1))
+            sigma = 0.3162 [0.2928, 0.338] at dE = 0.1
+        """
+        return crossing(self.sigmas, self.mean, self.covariance, self.degrees_of_freedom, amount, confidence)
+
+    def certified(self, shift: float, confidence: float = 0.95) -> np.ndarray:
+        """Least accuracy under noise after *any* change of the weights of a given length, at each sigma, shape (S,).
+
+        A(w + delta) >= Phi(Phi^-1(p) - |delta / a| / sigma) for the accuracy A under noise of scale a, with p a lower
+        confidence limit of A(w). It is about the noisy network at w + delta; see :mod:`wideflat.energy.certificate`.
+
+        Args:
+            shift: The length |delta / a|: the root of the sum of squares of the change of each weight over its a.
+            confidence: Of each value on its own, one-sided.
+        """
+        if self.conventions.get("metric", "error") != "error":
+            raise ValueError(
+                f'only the error has a certificate: measure with metric="error", not {self.conventions["metric"]!r}'
+            )
+        if self.conventions.get("measure", "local energy") != "local energy":
+            raise ValueError(f"only Gaussian noise certifies something; this is {self.conventions['measure']!r}")
+        if not shift >= 0:
+            raise ValueError(f"shift must be a length >= 0, got {shift!r}")
+        if not 0.5 <= confidence < 1:
+            raise ValueError(f"confidence must be at least 0.5 and below 1, got {confidence}")
+        quantile = np.array([student_quantile(2 * confidence - 1, nu) for nu in self.degrees_of_freedom])
+        stderr = np.hypot(self.stderr, self.baseline_stderr)
+        with np.errstate(invalid="ignore"):
+            p = 1 - self.energy - np.where(stderr == 0, 0.0, quantile * stderr)
+        p = np.where(np.isnan(p), 0.0, p)
+        return np.array([certified_accuracy(*row) for row in zip(p, np.full(len(p), shift), self.sigmas, strict=True)])
 
     # ---- on disk
 

@@ -63,8 +63,9 @@ class Scales:
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
         >>> with torch.no_grad(): _ = model.weight.copy_(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
-        >>> Scales(model, ["weight"], "filter").values["weight"].square().tolist()  # 25/2, 1/2
-        [[12.5, 12.5], [0.5, 0.5]]
+        >>> Scales(model, ["weight"], "filter").values["weight"]  # sqrt(25/2), sqrt(1/2)
+        tensor([[3.5355, 3.5355],
+                [0.7071, 0.7071]])
         >>> Scales(model, ["weight"], "relative").unmoved, Scales(model, ["weight"], "layer").unmoved
         (1, 0)
     """
