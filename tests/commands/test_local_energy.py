@@ -134,3 +134,14 @@ def test_a_run_with_the_augmentation_of_its_training(tmp_path, monkeypatch, caps
     assert profile.mean[0] == 0 and profile.mean[1] != 0
     assert main(["local-energy", str(tmp_path / "run"), "--epoch", "7"]) == 1
     assert "snapshot at epoch 7" in capsys.readouterr().err
+
+
+def test_the_scale_of_the_noise_is_an_option(project, tmp_path, capsys):
+    base = ["local-energy", "weights.pt", "--build", f"{project}:build", "--sigmas", "0.5"]
+    assert main([*base, "--out", "a.json"]) == 0
+    assert main([*base, "--out", "b.json", "--scale", "filter", "--compare", "a.json"]) == 1
+    assert "scale is 'filter' for one and 'relative' for the other" in capsys.readouterr().out
+    assert LocalEnergy.load("b.json").conventions["scale"] == "filter"
+    np.savez("c.npz", weights=np.ones((1, 1, 2)), inputs=np.ones((1, 2)), targets=np.ones(1))
+    assert main(["local-energy", "c.npz", "--scale", "layer"]) == 2
+    assert "relative noise" in capsys.readouterr().err

@@ -54,8 +54,9 @@ def test_the_trace_predicts_the_local_energy_of_the_loss():
     predicted = found.local_energy(sigmas)
     assert predicted.mean[0] == pytest.approx(measured.mean[0], abs=4.5 * measured.stderr[0] + 0.03 * measured.mean[0])
     assert measured.stderr[0] < 0.3 * measured.mean[0]
-    with pytest.raises(ValueError, match="absolute"):
-        curvature(model, data, top=0, probes=2, scale="absolute", progress=False).local_energy(sigmas)
+    plain = curvature(model, data, top=0, probes=2, scale="absolute", progress=False).local_energy(sigmas)
+    with pytest.raises(ValueError, match="scale is 'absolute' for one and 'relative' for the other"):
+        plain.compare(measured)
 
 
 def test_selection_frozen_parameters_and_state():

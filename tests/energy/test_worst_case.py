@@ -31,7 +31,7 @@ def test_one_step_is_the_perturbation_of_sam():
     assert found.mean[0] == pytest.approx(expected)
     plain = worst_case(model, data, [sigma], metric=loss, objective=loss, scale="absolute", progress=False)
     gradient = h * (w - 1)
-    step = sigma * np.linalg.norm(w) * gradient / np.linalg.norm(gradient)
+    step = sigma * np.sqrt(2) * gradient / np.linalg.norm(gradient)
     assert plain.mean[0] == pytest.approx(0.5 * (h * (w + step - 1) ** 2).sum() - 0.5 * (h * (w - 1) ** 2).sum())
 
 

@@ -49,8 +49,8 @@ class Command:
     """loss: the evidence of the posterior; error: the probability that every example is right."""
     beta: float = 1.0
     """Inverse temperature of the sum of losses; 1 is the posterior."""
-    scale: Literal["relative", "absolute", "layer"] = "relative"
-    """What the noise is proportional to: each weight, nothing, the root mean square of its tensor."""
+    scale: Literal["relative", "absolute", "layer", "filter"] = "relative"
+    """What the noise is proportional to: each weight, nothing, the root mean square of its tensor or output channel."""
     parameters: str = "all"
     """all, "no batch norm", "no biases", weights, or a regular expression for the names of those that move."""
     subset: int | None = None

@@ -58,6 +58,9 @@ class Command:
     """Statistics that the perturbed network normalises with: its running ones, recomputed ones, those of each batch."""
     parameters: str = "all"
     """all, "no batch norm", "no biases", weights, or a regular expression for the names of the perturbed parameters."""
+    scale: Literal["relative", "absolute", "layer", "filter"] = "relative"
+    """What the noise on a weight is proportional to: its size (Eq. 4), nothing, the root mean square of its tensor, or
+    of its output channel."""
     layers: bool = False
     """One profile for each layer, with noise on that layer alone."""
     target_stderr: MaybeFloat = None
@@ -118,12 +121,15 @@ class Command:
         """The profiles by layer ("" for all of the network), and the exit code."""
         solutions = self.path / "solutions.npz" if self.path.is_dir() else self.path
         if solutions.suffix == ".npz" and solutions.exists():
+            if self.scale != "relative":
+                raise UsageError(f"committee machines are measured with relative noise, got --scale {self.scale}")
             return {"": _committees_in(solutions, sigmas)}, 0
         model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
         options |= {
             "noise": self.noise,
             "metric": self.metric,
             "batch_norm": self.batch_norm,
+            "scale": self.scale,
             "target_stderr": self.target_stderr,
             "max_passes": self.max_passes,
             "batch_size": self.batch_size,

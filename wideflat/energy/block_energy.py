@@ -2,7 +2,7 @@
 
 The fast path points the parameters at noisy buffers (or gives every example noise of its own), lets a first layer serve
 every sigma, folds batch norm into convolutions, and repeats the examples of small blocks to evaluate several passes at
-once. The plain one writes w + sigma z * w into the weights, evaluates the network as it is, and writes w back. Which of
+once. The plain one writes w + sigma a z into the weights, evaluates the network as it is, and writes w back. Which of
 them it is, is settled once, by comparing both (:mod:`~wideflat.energy.self_check`).
 """
 
@@ -78,7 +78,7 @@ class BlockEnergy:
             evaluation.fold(cloned(evaluation.load(plan.first.batch)))
         network = evaluation.module.network if isinstance(evaluation.module, FoldedNetwork) else evaluation.model
         if names:
-            self.shared = SharedNoise(network, names)
+            self.shared = SharedNoise(network, names, scales=plan.scales.factors)
             linear = self.example is None and self.common and network is evaluation.model
             if linear and not (self._calibration or plan.behaviour.writes):
                 self.first_layer = FirstLayer(self.shared)
@@ -95,7 +95,8 @@ class BlockEnergy:
                 'batch; use noise="batch" for this network'
             )
         self.evaluation.module = self.evaluation.model
-        self.shared = SharedNoise(self.evaluation.model, self.plan.names, in_place=True)
+        plan = self.plan
+        self.shared = SharedNoise(self.evaluation.model, plan.names, in_place=True, scales=plan.scales.factors)
         self.first_layer = None
         self.plan.notes.append("plain path: the fast one gave other outputs for the same noise")
 
@@ -182,14 +183,14 @@ class BlockEnergy:
             self.first_layer.start(source)
 
     def _at(self, batch: Any, size: int, sigma: float, number: int, index: int) -> Tensor:
-        """The metric of a batch at w + sigma z * w, with the z that was drawn."""
+        """The metric of a batch at w + sigma a z, with the z that was drawn."""
         if self.plan.behaviour.random:  # the same numbers for every sigma and for the baseline
             seed_everything(derive_seed(self.plan.request.seed, "network", number, index))
         outputs, targets = self.outputs(batch, sigma, self._calibration)
         return self.evaluation.score(outputs, targets, size)
 
     def outputs(self, batch: Any, sigma: float, calibration: list[Any]) -> tuple[Any, Any]:
-        """Outputs and targets of a batch at w + sigma z * w, with the z that was drawn."""
+        """Outputs and targets of a batch at w + sigma a z, with the z that was drawn."""
         evaluation = self.evaluation
         if self.shared is not None:
             self.shared.apply(sigma)

@@ -1,12 +1,12 @@
 r"""Curvature of the loss at the weights: largest eigenvalues and trace of the Hessian.
 
-With multiplicative noise the loss grows, to second order in sigma, by
+With noise of scale a (:mod:`wideflat.energy.scales`; w by default) the loss grows, to second order in sigma, by
 
 .. code-block:: text
 
-    E_z[ L(w + sigma z * w) ] - L(w) = (sigma^2 / 2) tr(diag(w) H diag(w)) + O(sigma^4),        H = d^2 L / dw^2
+    E_z[ L(w + sigma a z) ] - L(w) = (sigma^2 / 2) tr(diag(a) H diag(a)) + O(sigma^4),          H = d^2 L / dw^2
 
-so the trace of the *relative* Hessian diag(w) H diag(w) is the curvature of the local-energy profile of the loss at
+so the trace of the scaled Hessian diag(a) H diag(a) is the curvature of the local-energy profile of the loss at
 sigma = 0, and its largest eigenvalue is that of the worst direction. ``scale="absolute"`` gives those of H itself.
 
 Eigenvalues are found by Lanczos iteration with full reorthogonalisation, the trace by Hutchinson's estimator with its
@@ -34,6 +34,7 @@ from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
 from wideflat.energy.request import whole_passes
+from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
@@ -62,13 +63,7 @@ class Curvature:
     conventions: dict[str, Any] = field(default_factory=dict)
 
     def local_energy(self, sigmas: Sequence[float] | Tensor | np.ndarray) -> LocalEnergy:
-        """The local-energy profile of the loss that follows to second order: (sigma^2 / 2) trace.
-
-        Raises:
-            ValueError: If this is the Hessian in absolute scale, which says nothing about multiplicative noise.
-        """
-        if self.conventions.get("scale") != "relative":
-            raise ValueError('only scale="relative" predicts the local energy; this curvature is in absolute scale')
+        """The local-energy profile of the loss, for noise of the same scale, to second order: (sigma^2 / 2) trace."""
         sigma = check_sigmas(sigmas)
         found = {**self.conventions, "measure": "local energy", "noise": "second order"}
         return LocalEnergy(
@@ -107,7 +102,7 @@ def curvature(
     *,
     top: int = 5,
     probes: int = 32,
-    scale: Literal["relative", "absolute"] = "relative",
+    scale: Scale = "relative",
     metric: Metric = "loss",
     batch_norm: Literal["eval", "batch"] = "eval",
     parameters: Selection = "all",
@@ -125,8 +120,9 @@ def curvature(
         data: See :func:`wideflat.local_energy`.
         top: Number of eigenvalues.
         probes: Random vectors for the trace; 0 for none (the trace is then NaN).
-        scale: ``"relative"`` for diag(w) H diag(w), which goes with the multiplicative noise of Eq. 4, or
-            ``"absolute"`` for H.
+        scale: The a of diag(a) H diag(a): ``"relative"`` (a = w), which goes with the multiplicative noise of Eq. 4,
+            ``"absolute"`` for H itself, ``"layer"``, ``"filter"`` or a tensor for each name, as in
+            :func:`wideflat.local_energy`.
         metric: ``"loss"`` (cross-entropy; see :mod:`wideflat.energy.metrics`) or a differentiable function of outputs
             and targets.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
@@ -155,8 +151,6 @@ def curvature(
             raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
     if top + probes == 0:
         raise ValueError("top and probes must be not both 0: there is nothing to compute")
-    if scale not in ("relative", "absolute"):
-        raise ValueError(f'scale must be "relative" or "absolute", got {scale!r}')
     if isinstance(metric, str) and metric == "error":
         raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
     if batch_norm not in ("eval", "batch"):
@@ -165,19 +159,17 @@ def curvature(
     names, words = select_parameters(model, parameters)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     hessian = Hessian(evaluation, blocks, names)
-    weights = torch.cat([dict(model.named_parameters())[name].detach().flatten() for name in names])
+    scales = Scales(model, names, scale)
+    a = scales.flat()
     generator = torch.Generator().manual_seed(seed)
 
     def product(v: Tensor) -> Tensor:  # (D, k) -> (D, k)
-        if scale == "absolute":
-            return hessian(v)
-        w = weights[:, None]
-        return w * hessian(w * v)
+        return a[:, None] * hessian(a[:, None] * v)
 
     with evaluation.prepared(), Progress("curvature", max_iterations * (top > 0) + probes, enabled=progress) as bar:
         baseline = hessian.loss()
-        eigenvalues, residuals = lanczos(product, weights, top, tolerance, max_iterations, generator, bar)
-        trace, stderr = hutchinson(product, weights, probes, generator, bar)
+        eigenvalues, residuals = lanczos(product, a, top, tolerance, max_iterations, generator, bar)
+        trace, stderr = hutchinson(product, a, probes, generator, bar)
     return Curvature(
         eigenvalues,
         residuals,
@@ -188,11 +180,12 @@ def curvature(
             "curvature",
             metric=evaluation.metric_name,
             meaning=evaluation.meaning,
-            scale=scale,
+            scale=scales.name,
+            unmoved=scales.unmoved,
             batch_norm=batch_norm if evaluation.norms else None,
             batch_size=batch_size if evaluation.norms and batch_norm == "batch" else None,
             parameters=words,
-            perturbed=weights.numel(),
+            perturbed=scales.size,
             architecture=architecture(model),
             examples=hessian.examples,
             seed=seed,

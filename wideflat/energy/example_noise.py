@@ -1,12 +1,12 @@
-"""Multiplicative Gaussian noise with another z for every example, without a network for each (Eq. 4).
+"""Gaussian noise w + sigma a z with another z for every example, without a network for each (Eq. 4: a = w).
 
 For one example,
 
 .. code-block:: text
 
-    linear layer, one input vector x     (w + sigma z * w) x ~ N(w x, sigma^2 (w * w) (x * x)), independent over rows:
+    linear layer, one input vector x     (w + sigma a z) x ~ N(w x, sigma^2 (a * a) (x * x)), independent over rows:
                                          two products and one Gaussian an output (local reparametrisation)
-    convolution, or a layer used         w x + sigma r * ( (z * w) (s * x) )  with signs r (outputs), s (inputs) of
+    convolution, or a layer used         w x + sigma r * ( (a z) (s * x) )  with signs r (outputs), s (inputs) of
     at several positions                 the example and z of the batch: r s^T * z is again N(0, I) (Flipout)
     affine part of a normalisation       z of its own for every example and channel
 
@@ -21,7 +21,7 @@ never over examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,15 +44,17 @@ class ExampleNoise(TorchFunctionMode):
     Args:
         module: The network.
         names: Names of the parameters to perturb.
+        scales: a by the names of the parameters (:mod:`wideflat.energy.scales`); default the weights themselves.
 
     Attributes:
         independent: Whether all noise is independent between examples (no Flipout, nothing shared by the batch).
         treatment: For each perturbed parameter: ``"independent"``, ``"flipout"`` or ``"shared"``.
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str], scales: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._scales = scales
         wanted = set(names)
         self._chosen = {id(p): p for name, p in module.named_parameters() if name in wanted}
         self.treatment: dict[str, str] = {}
@@ -148,31 +150,35 @@ class ExampleNoise(TorchFunctionMode):
             return kind in ("vector", "positions")
         return kind == "affine" or (kind == "vector" and id(parameter) not in self._vectors)
 
-    def directions(self, example: int) -> dict[str, Tensor]:
-        """A z * w of every parameter that gives one example alone what it had in the last evaluation.
+    def _a(self, parameter: Tensor) -> Tensor:
+        """What the noise on a parameter is proportional to."""
+        return parameter if self._scales is None else self._scales[self._names[id(parameter)]]
 
-        Flipout and affine parts have such a z. For a linear layer any z will do with (z * w) x = std xi; this is the
-        shortest, z_oi = xi_o w_oi x_i / std_o. Parameters with noise shared by the batch are left out. The evaluation
+    def directions(self, example: int) -> dict[str, Tensor]:
+        """An a z of every parameter that gives one example alone what it had in the last evaluation.
+
+        Flipout and affine parts have such a z. For a linear layer any z will do with (a z) x = std xi; this is the
+        shortest, z_oi = xi_o a_oi x_i / std_o. Parameters with noise shared by the batch are left out. The evaluation
         must have been made with ``recording`` set.
         """
         found = {}
         for key, parameter in self._chosen.items():
             drawn = {kind: values for (owner, kind, *_), values in self._drawn.items() if owner == key}
-            seen = self._vectors.get(key)
+            seen, a = self._vectors.get(key), self._a(parameter)
             if seen is not None:
                 x, xi = seen[example], drawn["xi"].flatten(0, 1)[example]
-                variance = (parameter * parameter) @ (x * x)
+                variance = (a * a) @ (x * x)
                 factor = torch.where(variance > 0, xi * variance.rsqrt(), 0.0)
-                found[self._names[key]] = factor[:, None] * parameter * parameter * x
+                found[self._names[key]] = factor[:, None] * a * a * x
             elif "s" in drawn:
                 fan_in = parameter.shape[1]
                 group = torch.arange(len(parameter)) // (len(parameter) * fan_in // drawn["s"].shape[1])
                 columns = group[:, None] * fan_in + torch.arange(fan_in)
                 signs = drawn["r"][example][:, None] * drawn["s"][example][columns.to(drawn["s"].device)]
                 signs = signs.reshape(*signs.shape, *(1,) * (parameter.dim() - 2))
-                found[self._names[key]] = signs * drawn["z"] * parameter
+                found[self._names[key]] = signs * drawn["z"] * a
             elif "z" in drawn:
-                found[self._names[key]] = drawn["z"][example].reshape(parameter.shape) * parameter
+                found[self._names[key]] = drawn["z"][example].reshape(parameter.shape) * a
             elif self._own(parameter):  # not used by this batch
                 found[self._names[key]] = torch.zeros_like(parameter)
         return found
@@ -215,7 +221,8 @@ class ExampleNoise(TorchFunctionMode):
         elif plan == "independent":
             self._vectors[id(weight)] = x if self.recording else None
             key = (id(weight), "std")
-            std = self._keep(self._memo, key, x, lambda y: F.linear(y * y, weight * weight).sqrt_())
+            a = self._a(weight)
+            std = self._keep(self._memo, key, x, lambda y: F.linear(y * y, a * a).sqrt_())
             xi = self._normals(weight, "xi", (len(x) // len(out), *out.shape), out)
             out = torch.addcmul(out, std, xi, value=sigma).flatten(0, 1)
         elif len(out) < len(x):
@@ -251,13 +258,13 @@ class ExampleNoise(TorchFunctionMode):
         out_axis: int,
         *more: Any,
     ) -> Tensor:
-        """The change r * product(s * x, z * w) for signs r, s of each example and the batch's z."""
+        """The change r * product(s * x, a z) for signs r, s of each example and the batch's z."""
 
         def compute(x: Tensor) -> Tensor:
             z = self._normals(weight, "z", weight.shape, weight)
             s = self._signs(weight, "s", (self._batch, x.shape[axis]), x)
             r = self._signs(weight, "r", (self._batch, weight.shape[0]), x)
-            change = product(x * _along(s, x.dim(), axis), z * weight)
+            change = product(x * _along(s, x.dim(), axis), z * self._a(weight))
             return change.mul_(_along(r, change.dim(), out_axis))
 
         return self._keep(self._drawn, (id(weight), "change", *more), x, compute)
@@ -266,17 +273,18 @@ class ExampleNoise(TorchFunctionMode):
         if bias is None or not self._own(bias):
             return out
         z = self._normals(bias, "z", (self._batch, bias.numel()), out)
-        return out + self._sigma * _along(z * bias, out.dim(), axis % out.dim())
+        return out + self._sigma * _along(z * self._a(bias), out.dim(), axis % out.dim())
 
     def _affine(self, normal: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """(1 + sigma z) weight * normal + (1 + sigma z') bias, z and z' of every example; ``shape`` is that of one."""
+        """(w + sigma a z) * normal + b + sigma a' z', z and z' of every example; ``shape`` is that of one."""
         for parameter, operation in ((weight, torch.mul), (bias, torch.add)):
             if parameter is None:
                 continue
             value = parameter.reshape(1, *shape)
             if self._own(parameter):
                 z = self._normals(parameter, "z", (self._batch, parameter.numel()), normal)
-                value = value * (1 + self._sigma * z.reshape(self._batch, *shape))
+                z = self._sigma * z.reshape(self._batch, *shape)
+                value = value * (1 + z) if self._scales is None else value + z * self._a(parameter).reshape(1, *shape)
             normal = operation(normal, value)
         return normal
 

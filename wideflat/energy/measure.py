@@ -39,6 +39,7 @@ from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.profile import Interrupted, LocalEnergy
 from wideflat.energy.ranks import gathered, rank, world_size
 from wideflat.energy.request import BatchNorm, Noise, Plan, Request, plan
+from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
 from wideflat.energy.self_check import fast_path_differs
 from wideflat.energy.shared_noise import unwritten
@@ -72,8 +73,9 @@ def local_energy(
     forward: Forward | None = None,
     augment: Callable[[Any], Any] | None = None,
     calibration: int = 1024,
+    scale: Scale = "relative",
 ) -> LocalEnergy:
-    r"""dE(w, sigma) = E_z[E(w + sigma z * w)] - E(w) over a range of sigma (Eq. 4), with error bars.
+    r"""dE(w, sigma) = E_z[E(w + sigma a z)] - E(w) over a range of sigma (Eq. 4: a = \|w\|), with error bars.
 
     Args:
         model: Any network. Its weights, buffers and modes and all random states are as before afterwards, whatever
@@ -111,6 +113,10 @@ def local_energy(
         augment: Applied to the inputs of each batch, freshly in every pass; perturbed and unperturbed network see the
             same. Give it if the network was trained with it (App. B.2) and the data do not already do it.
         calibration: Examples from which ``"recalibrate"`` computes statistics.
+        scale: What the noise is proportional to, the a of w + sigma a z: ``"relative"`` each weight, as in Eq. 4;
+            ``"absolute"`` 1; ``"layer"`` the root mean square of its tensor; ``"filter"`` that of its output channel;
+            or a mapping from names to tensors. See :mod:`wideflat.energy.scales`. ``conventions["unmoved"]`` counts
+            the weights that it cannot move (those that are 0, under ``"relative"``); an error where that is all.
 
     Returns:
         The profile. ``print`` it, ``plot()`` it, ``compare()`` it, ``save()`` it.
@@ -139,7 +145,7 @@ def local_energy(
     """
     request = Request(
         model, data, sigmas, noise, metric, batch_norm, parameters, target_stderr, max_passes, seed, common_noise,
-        batch_size, forward, augment, calibration,
+        batch_size, forward, augment, calibration, scale,
     )  # fmt: skip
     settled = plan(request)
     try:

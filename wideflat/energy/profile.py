@@ -7,12 +7,14 @@ import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
 
 from wideflat import interruption
+from wideflat.energy.certificate import certified_accuracy
+from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
 from wideflat.files import atomic_write
 
@@ -144,7 +146,10 @@ class LocalEnergy:
         "architecture",
         "examples",
         "augmented",
+        "scale",
     )
+    #: What a convention was before it was stored.
+    UNSAID: ClassVar[dict[str, Any]] = {"scale": "relative"}
 
     def __post_init__(self) -> None:
         count = len(self.sigmas)
@@ -168,7 +173,7 @@ class LocalEnergy:
 
     @property
     def energy(self) -> np.ndarray:
-        """E_z E(w + sigma z * w) itself: ``baseline + mean``."""
+        """E_z E(w + sigma a z) itself: ``baseline + mean``."""
         return self.baseline + self.mean
 
     @property
@@ -192,6 +197,45 @@ class LocalEnergy:
         with np.errstate(invalid="ignore"):
             half = np.where(self.stderr == 0, 0.0, quantile * self.stderr)
         return np.stack([self.mean - half, self.mean + half], axis=1)
+
+    def sigma_at(self, amount: float, confidence: float = 0.95) -> SigmaAt:
+        """The sigma at which dE has grown by ``amount``, with its interval: the inverse of the profile.
+
+        It is infinite where the profile does not get so far. See :mod:`wideflat.energy.inverse`.
+
+        Example:
+            >>> profile = LocalEnergy(sigmas=[0.2, 0.4], mean=[0.04, 0.16], stderr=[0.01, 0.01], baseline=0.02)
+            >>> print(profile.sigma_at(0.1))
+            sigma = 0.3162 [0.2928, 0.338] at dE = 0.1
+        """
+        return crossing(self.sigmas, self.mean, self.covariance, self.degrees_of_freedom, amount, confidence)
+
+    def certified(self, shift: float, confidence: float = 0.95) -> np.ndarray:
+        """Least accuracy under noise after *any* change of the weights of a given length, at each sigma, shape (S,).
+
+        A(w + delta) >= Phi(Phi^-1(p) - |delta / a| / sigma) for the accuracy A under noise of scale a, with p a lower
+        confidence limit of A(w). It is about the noisy network at w + delta; see :mod:`wideflat.energy.certificate`.
+
+        Args:
+            shift: The length |delta / a|: the root of the sum of squares of the change of each weight over its a.
+            confidence: Of each value on its own, one-sided.
+        """
+        if self.conventions.get("metric", "error") != "error":
+            raise ValueError(
+                f'only the error has a certificate: measure with metric="error", not {self.conventions["metric"]!r}'
+            )
+        if self.conventions.get("measure", "local energy") != "local energy":
+            raise ValueError(f"only Gaussian noise certifies something; this is {self.conventions['measure']!r}")
+        if not shift >= 0:
+            raise ValueError(f"shift must be a length >= 0, got {shift!r}")
+        if not 0.5 <= confidence < 1:
+            raise ValueError(f"confidence must be at least 0.5 and below 1, got {confidence}")
+        quantile = np.array([student_quantile(2 * confidence - 1, nu) for nu in self.degrees_of_freedom])
+        stderr = np.hypot(self.stderr, self.baseline_stderr)
+        with np.errstate(invalid="ignore"):
+            p = 1 - self.energy - np.where(stderr == 0, 0.0, quantile * stderr)
+        p = np.where(np.isnan(p), 0.0, p)
+        return np.array([certified_accuracy(*row) for row in zip(p, np.full(len(p), shift), self.sigmas, strict=True)])
 
     # ---- on disk
 
@@ -277,10 +321,11 @@ class LocalEnergy:
             raise ValueError(
                 f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}; measure at the same"
             )
+        ours, theirs = ({**self.UNSAID, **profile.conventions} for profile in (self, other))
         reasons = [
-            f"{name} is {self.conventions.get(name)!r} for one and {other.conventions.get(name)!r} for the other"
+            f"{name} is {ours.get(name)!r} for one and {theirs.get(name)!r} for the other"
             for name in self.DECISIVE
-            if self.conventions.get(name) != other.conventions.get(name)
+            if ours.get(name) != theirs.get(name)
         ]
         gap = abs(self.baseline - other.baseline)
         scale = (
@@ -307,6 +352,8 @@ class LocalEnergy:
             f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
             f"noise: {c['noise']}" if "noise" in c else "",
             f"perturbed: {c['parameters']}" if "parameters" in c else "",
+            f"scale: {c['scale']}" if c.get("scale", "relative") != "relative" else "",
+            f"{c['unmoved']} of {c['perturbed']} weights cannot move" if c.get("unmoved") else "",
             f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
             *c.get("notes", []),
         ]

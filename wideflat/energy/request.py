@@ -22,6 +22,7 @@ from wideflat.energy.example_noise import ExampleNoise
 from wideflat.energy.probe import Behaviour, observe
 from wideflat.energy.profile import architecture, check_sigmas, conventions
 from wideflat.energy.ranks import gathered
+from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import unwritten
 
@@ -62,6 +63,7 @@ class Request:
     forward: Forward | None
     augment: Callable[[Any], Any] | None
     calibration: int
+    scale: Scale = "relative"
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
@@ -92,6 +94,7 @@ class Plan:
         evaluation: The network with its metric.
         names: The perturbed parameters.
         words: The same in words.
+        scales: What the noise on them is proportional to.
         blocks: The data.
         first: A block of it, to look at.
         behaviour: What the network does with a batch.
@@ -106,6 +109,7 @@ class Plan:
     evaluation: Evaluation
     names: list[str]
     words: str
+    scales: Scales
     blocks: Blocks
     first: Block
     behaviour: Behaviour
@@ -119,7 +123,6 @@ class Plan:
         """What the profile depends on."""
         request, evaluation = self.request, self.evaluation
         norms = bool(evaluation.norms)
-        wanted = set(self.names)
         more: dict[str, Any] = {"notes": list(self.notes)} if self.notes else {}
         if self.example is not None:
             more["treatment"] = dict(self.example.treatment)
@@ -131,7 +134,9 @@ class Plan:
             batch_norm=request.batch_norm if norms else None,
             batch_size=self.batch_size if self._size_matters else None,
             parameters=self.words,
-            perturbed=sum(p.numel() for name, p in request.model.named_parameters() if name in wanted),
+            perturbed=self.scales.size,
+            scale=self.scales.name,
+            unmoved=self.scales.unmoved,
             architecture=architecture(request.model),
             examples=examples,
             augmented=self.blocks.augmented,
@@ -158,6 +163,7 @@ def plan(request: Request, careful: str = "") -> Plan:
     """
     evaluation = Evaluation(request.model, request.metric, request.batch_norm, request.forward)
     names, words = select_parameters(request.model, request.parameters)
+    scales = Scales(request.model, names, request.scale)
     notes = [careful] if careful else []
     batch_size = request.batch_size
     with unwritten(request.model), evaluation.prepared():
@@ -165,7 +171,7 @@ def plan(request: Request, careful: str = "") -> Plan:
         behaviour = _agreed(behaviour, bool(careful))
         noise, example = request.noise, None
         if noise == "example" or (noise == "auto" and not careful):
-            noise, example = _noise_of_examples(request, evaluation, first, behaviour, names)
+            noise, example = _noise_of_examples(request, evaluation, first, behaviour, scales)
         elif noise == "auto":
             noise = "batch"
         notes += _notes(behaviour, evaluation)
@@ -178,7 +184,9 @@ def plan(request: Request, careful: str = "") -> Plan:
         if not blocks.one_pass:
             blocks = Blocks(request.data, batch_size or LOOK, request.seed, request.augment, in_order=together)
     passes = _passes(request, noise, blocks)
-    return Plan(request, evaluation, names, words, blocks, first, behaviour, noise, batch_size, passes, example, notes)
+    return Plan(
+        request, evaluation, names, words, scales, blocks, first, behaviour, noise, batch_size, passes, example, notes
+    )
 
 
 def _look(request: Request, evaluation: Evaluation) -> tuple[Blocks, Block, Behaviour]:
@@ -230,7 +238,7 @@ def _notes(behaviour: Behaviour, evaluation: Evaluation) -> list[str]:
 
 
 def _noise_of_examples(
-    request: Request, evaluation: Evaluation, first: Block, behaviour: Behaviour, names: list[str]
+    request: Request, evaluation: Evaluation, first: Block, behaviour: Behaviour, scales: Scales
 ) -> tuple[str, ExampleNoise | None]:
     """The kind of noise, and the noise of each example where it is that."""
     reason = {
@@ -248,7 +256,7 @@ def _noise_of_examples(
     if reason or statistics or (request.noise == "auto" and not behaviour.per_example):
         return "batch", None
     batch, size = evaluation.load(first.batch), first.size
-    noise = ExampleNoise(evaluation.model, names)
+    noise = ExampleNoise(evaluation.model, list(scales.values), scales.factors)
     noise.probe(lambda part: evaluation.outputs(cloned(part)), [(batch, size), (truncated(batch, size - 1), size - 1)])
     wanted = request.noise == "example" or all(gathered(noise.independent))
     return ("example", noise) if wanted else ("batch", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.ranks import rank
+from wideflat.energy.scales import NothingMoves
 from wideflat.energy.selection import NothingSelected
 from wideflat.files import atomic_write
 
@@ -37,7 +39,8 @@ def layer_profiles(
         **options: Passed on to :func:`local_energy`.
 
     Returns:
-        The profiles by the name of the layer.
+        The profiles by the name of the layer. Layers whose parameters are all tied to those of another are left out,
+        and, with a warning, those that the noise cannot move (all their weights are 0, say, under relative noise).
 
     Example:
         >>> import torch
@@ -52,7 +55,8 @@ def layer_profiles(
     wanted = [prefix for prefix, _ in model.named_modules() if prefix in own] if layers is None else list(layers)
     if unknown := [layer for layer in wanted if layer not in dict(model.named_modules())]:
         raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")
-    profiles = {}
+    profiles: dict[str, LocalEnergy] = {}
+    unmoved: list[tuple[str, NothingMoves]] = []
     for layer in wanted:
 
         def inside(name: str, _: nn.Parameter, layer: str = layer) -> bool:
@@ -65,6 +69,13 @@ def layer_profiles(
             profiles[layer] = local_energy(model, data, sigmas, parameters=inside, **options)
         except NothingSelected:  # all its parameters are tied to those of another layer
             continue
+        except NothingMoves as reason:
+            unmoved.append((layer, reason))
+    if unmoved and not profiles:
+        raise unmoved[0][1]
+    if unmoved:
+        names = ", ".join(layer for layer, _ in unmoved)
+        warnings.warn(f"no profile of {names}: {unmoved[0][1]}", stacklevel=2)
     return profiles
 
 

@@ -1,13 +1,13 @@
-"""Multiplicative Gaussian noise on the parameters of a network: w -> w + sigma z * w, z ~ N(0, I)   (Eq. 4).
+"""Gaussian noise on the parameters of a network: w -> w + sigma a z, z ~ N(0, I), with a = w unless given   (Eq. 4).
 
-Here one z is for all examples of a batch: the parameters are pointed at a buffer that holds w + sigma z * w, and the
+Here one z is for all examples of a batch: the parameters are pointed at a buffer that holds w + sigma a z, and the
 weights themselves are never written to. Another z for every example: :mod:`wideflat.energy.example_noise`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,19 +24,20 @@ FEW = 4096
 
 
 class SharedNoise:
-    """w + sigma z * w for chosen parameters, one z for everything that is evaluated until the next :meth:`draw`.
+    """w + sigma a z for chosen parameters, one z for everything that is evaluated until the next :meth:`draw`.
 
     Inside ``with noise:`` the parameters point at a buffer of their own; :meth:`draw` and :meth:`apply` fill it. At the
     end they point at their own storage again, which was never written to, so the weights are exactly what they were.
 
     A network that keeps views of its weights outside of its parameters does not see that buffer. For it (and as the
-    plain path that the fast one is compared with) ``in_place`` writes w + sigma z * w into the weights themselves, and
+    plain path that the fast one is compared with) ``in_place`` writes w + sigma a z into the weights themselves, and
     their values back at the end.
 
     Args:
         module: The network.
         names: Names of the parameters to perturb.
         in_place: Write into the weights instead of pointing the parameters at a buffer.
+        scales: a by the names of the parameters (:mod:`wideflat.energy.scales`); default the weights themselves.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -52,7 +53,13 @@ class SharedNoise:
         2.0
     """
 
-    def __init__(self, module: nn.Module, names: Sequence[str], in_place: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        in_place: bool = False,
+        scales: Mapping[str, Tensor] | None = None,
+    ) -> None:
         parameters = dict(module.named_parameters())
         self.in_place = in_place
         groups: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
@@ -64,21 +71,26 @@ class SharedNoise:
         self._original = [(parameter, parameter.data) for group in groups.values() for parameter in group]
         self._name_of = {id(parameter): name for name, parameter in parameters.items()}
         self.names = [self._name_of[id(parameter)] for parameter, _ in self._original]
-        self._weights: list[Tensor] = []  # w, z * w and w + sigma z * w, each of them flat, one of each a dtype
+        self._weights: list[Tensor] = []  # w, a, a z and w + sigma a z, each of them flat, one of each a dtype
+        self._scales: list[Tensor] = []
         self._noise: list[Tensor] = []
         self._noisy: list[Tensor] = []
         self._slots: list[tuple[nn.Parameter, Tensor, Tensor]] = []
         for (device, dtype), group in groups.items():
             total = sum(parameter.numel() for parameter in group)
             weights, noise, noisy = (torch.empty(total, dtype=dtype, device=device) for _ in range(3))
+            scale = weights if scales is None else torch.empty_like(weights)
             start = 0
             for parameter in group:
                 views = [_like(flat, start, parameter) for flat in (weights, noise, noisy)]
                 views[0].copy_(parameter.data)
+                if scales is not None:
+                    _like(scale, start, parameter).copy_(scales[self._name_of[id(parameter)]])
                 self._slots.append((parameter, views[2], views[1]))
                 start += parameter.numel()
             noisy.copy_(weights)
             self._weights.append(weights)
+            self._scales.append(scale)
             self._noise.append(noise)
             self._noisy.append(noisy)
         self.numel = sum(flat.numel() for flat in self._weights)
@@ -104,14 +116,14 @@ class SharedNoise:
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw a new z. It takes effect at the next :meth:`apply`."""
-        for weights, noise in zip(self._weights, self._noise, strict=True):
+        for scale, noise in zip(self._scales, self._noise, strict=True):
             if noise.device.type == "cpu":
-                _noise_from(generator).fill(noise, weights)
+                _noise_from(generator).fill(noise, scale)
             else:
-                fill_normal(noise, generator).mul_(weights)
+                fill_normal(noise, generator).mul_(scale)
 
     def apply(self, sigma: float) -> None:
-        """Set the parameters to w + sigma z * w."""
+        """Set the parameters to w + sigma a z."""
         for weights, noise, noisy in zip(self._weights, self._noise, self._noisy, strict=True):
             if sigma == 0:  # exactly w, whatever stands in the buffer of z
                 noisy.copy_(weights)
@@ -120,12 +132,12 @@ class SharedNoise:
         self._put()
 
     def point(self, directions: dict[str, Tensor]) -> None:
-        """Use the given directions, by the names of the parameters, in place of z * w."""
+        """Use the given directions, by the names of the parameters, in place of a z."""
         for name, (_, _, noise) in zip(self.names, self._slots, strict=True):
             noise.copy_(directions[name])
 
     def directions(self) -> dict[str, Tensor]:
-        """The z * w of each parameter (views), by name."""
+        """The a z of each parameter (views), by name."""
         return {name: noise for name, (_, _, noise) in zip(self.names, self._slots, strict=True)}
 
     def is_parameter(self, tensor: object) -> bool:
@@ -133,7 +145,7 @@ class SharedNoise:
         return id(tensor) in self._name_of
 
     def direction(self, parameter: nn.Parameter) -> Tensor | None:
-        """The z * w of one parameter (a view), or None where it is not perturbed."""
+        """The a z of one parameter (a view), or None where it is not perturbed."""
         return next((noise for owner, _, noise in self._slots if owner is parameter), None)
 
 

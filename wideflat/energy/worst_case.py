@@ -2,11 +2,12 @@ r"""The worst case in a ball around the weights, the flatness that sharpness-awa
 
 .. code-block:: text
 
-    dE_max(w, sigma) = max over |delta|^2 <= sigma^2 D of  E(w + w * delta)  -  E(w)
+    dE_max(w, sigma) = max over |delta|^2 <= sigma^2 D of  E(w + a delta)  -  E(w)
 
-D is the number of perturbed weights, so delta has the length that sigma z has in Eq. 4, and sigma means the same on the
-axis of both curves. The maximum is looked for by gradient ascent of the loss: one step is the perturbation of SAM (with
-the elementwise scale of ASAM), more steps find more. What is found is a lower bound of the maximum.
+a is the scale of the noise (:mod:`wideflat.energy.scales`; w by default). D is the number of perturbed weights, so
+delta has the length that sigma z has in Eq. 4, and sigma means the same on the axis of both curves. The maximum is
+looked for by gradient ascent of the loss: one step is the perturbation of SAM (with the elementwise scale of ASAM),
+more steps find more. What is found is a lower bound of the maximum.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from wideflat.energy.blocks import Block, Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
 from wideflat.energy.request import whole_passes
+from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.progress import Progress
@@ -41,7 +43,7 @@ def worst_case(
     steps: int = 1,
     metric: Metric = "error",
     objective: Metric = "loss",
-    scale: Literal["relative", "absolute"] = "relative",
+    scale: Scale = "relative",
     batch_norm: Literal["eval", "batch"] = "eval",
     parameters: Selection = "all",
     seed: int = 0,
@@ -55,14 +57,14 @@ def worst_case(
         model: Any network; it is left as it was found.
         data: See :func:`wideflat.local_energy`.
         sigmas: Radii of the ball, in units that make them comparable with the noise of Eq. 4: the root mean square of
-            the relative change of a weight.
+            the change of a weight over its a.
         noise: What the direction is the worst for: ``"pass"`` the whole data set, ``"batch"`` each batch on its own
             (what SAM does while training, a larger value).
         steps: Steps of the ascent; 1 is SAM's perturbation.
         metric: What is measured: ``"error"``, ``"loss"`` or a function of outputs and targets.
         objective: What the ascent increases: ``"loss"`` (default) or a differentiable function of outputs and targets.
-        scale: ``"relative"`` for the ball above; ``"absolute"`` for \|change\| <= sigma \|w\| without regard to the
-            size of the single weight.
+        scale: The a of the ball above: ``"relative"``, ``"absolute"``, ``"layer"``, ``"filter"`` or a tensor for each
+            name, as in :func:`wideflat.local_energy`.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
         parameters: Which parameters move; see :func:`wideflat.energy.selection.select_parameters`.
         seed: Draws which example goes into which batch.
@@ -91,17 +93,16 @@ def worst_case(
         raise ValueError(f"steps must be a whole number >= 1, got {steps!r}")
     if isinstance(objective, str) and objective == "error":
         raise ValueError('objective must have a gradient, and the error is a step function; use objective="loss"')
-    if scale not in ("relative", "absolute"):
-        raise ValueError(f'scale must be "relative" or "absolute", got {scale!r}')
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
     evaluation = Evaluation(model, metric, batch_norm, forward)
     names, words = select_parameters(model, parameters)
+    scales = Scales(model, names, scale)
     ascent = Evaluation(model, objective, batch_norm, forward)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     shown = Progress("worst case", enabled=progress)
     with evaluation.prepared(), SharedNoise(model, names) as change, shown as bar:
-        search = _Ascent(evaluation, ascent, change, names, scale, steps, bar)
+        search = _Ascent(evaluation, ascent, change, scales, steps, bar)
         totals, base, sizes = np.zeros(len(radii)), 0.0, 0
         for group in _groups(blocks, noise):
             value, size = search.totals(group, 0.0)
@@ -116,7 +117,7 @@ def worst_case(
         evaluations=np.full(len(radii), sizes),
         passes=np.ones(len(radii)),
         conventions=conventions(
-            f"worst case ({scale}, {steps} step{'s' if steps > 1 else ''}, {noise})",
+            f"worst case ({scales.name}, {steps} step{'s' if steps > 1 else ''}, {noise})",
             metric=evaluation.metric_name,
             meaning=evaluation.meaning,
             objective=ascent.metric_name,
@@ -124,7 +125,9 @@ def worst_case(
             batch_norm=batch_norm if evaluation.norms else None,
             batch_size=batch_size if noise == "batch" or (evaluation.norms and batch_norm == "batch") else None,
             parameters=words,
-            perturbed=change.numel,
+            perturbed=scales.size,
+            scale=scales.name,
+            unmoved=scales.unmoved,
             architecture=architecture(model),
             examples=sizes,
             seed=seed,
@@ -140,21 +143,14 @@ class _Ascent:
         evaluation: Evaluation,
         ascent: Evaluation,
         change: SharedNoise,
-        names: Sequence[str],
-        scale: str,
+        scales: Scales,
         steps: int,
         bar: Progress,
     ) -> None:
-        self.evaluation, self.ascent, self.change, self.names, self.bar = evaluation, ascent, change, names, bar
+        self.evaluation, self.ascent, self.change, self.bar = evaluation, ascent, change, bar
         self.steps = steps
-        parameters = dict(evaluation.model.named_parameters())
-        weights = {name: parameters[name].detach().clone() for name in names}
-        if scale == "relative":  # w + w * delta, |delta| <= sigma sqrt(D)
-            self.scale = weights
-            self.radius = math.sqrt(change.numel)
-        else:  # w + delta, |delta| <= sigma |w|
-            self.scale = {name: torch.ones_like(weight) for name, weight in weights.items()}
-            self.radius = _norm(weights)
+        self.names, self.scale = list(scales.values), scales.values
+        self.radius = math.sqrt(scales.size)
 
     def totals(self, blocks: Callable[[], Iterable[Block]], sigma: float) -> tuple[float, int]:
         """Sum of the metric over the examples at w + sigma times the direction, and their number."""

@@ -35,10 +35,11 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.energy.evaluation import Forward, Metric
+from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
 from wideflat.entropy.fixed_data import FixedData
 from wideflat.entropy.gaussian_hmc import LONGEST_STEP, normal
-from wideflat.entropy.network_energy import Network, NetworkEnergy, Scale, block_size
+from wideflat.entropy.network_energy import Network, NetworkEnergy, block_size
 from wideflat.entropy.temperatures import Grid
 from wideflat.entropy.volume import Integration
 from wideflat.entropy.volumes import FreeEntropy
@@ -107,7 +108,8 @@ def free_entropy(
             example, or ``"error"``: the logarithm of the probability that every example is right (Eq. 3).
         beta: Inverse temperature of the sum of losses; ``"error"`` has none.
         scale: What the noise is proportional to: ``"relative"`` each weight, as in Eq. 4 (weights that are 0 do not
-            move), ``"absolute"`` nothing, ``"layer"`` the root mean square of its tensor, or a tensor for each name.
+            move), ``"absolute"`` nothing, ``"layer"`` the root mean square of its tensor, ``"filter"`` that of its
+            output channel, or a tensor for each name; see :mod:`wideflat.energy.scales`.
         parameters: Which parameters move; see :func:`~wideflat.energy.shared_noise.select_parameters`.
         chains: In each of the two directions.
         samples: Trajectories kept at each of the (usually 8) temperatures.

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.energy.evaluation import Forward, Metric
+from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
 from wideflat.entropy.fixed_data import FixedData
 from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.network_energy import Network, Scale, block_size
+from wideflat.entropy.network_energy import Network, block_size
 from wideflat.entropy.volumes import FreeEntropy
 from wideflat.seeds import derive_seed
 

@@ -2,7 +2,7 @@ r"""The energy of a network around its weights: V(xi) = sum_i [l_i(w + sigma a x
 
 .. code-block:: text
 
-    scale a     "relative" |w_i|    "absolute" 1    "layer" root mean square of its tensor    or a tensor a name
+    scale a     "relative" |w_i|    "absolute" 1    and the others of wideflat.energy.scales
     "loss"      l_i = cross-entropy, or any function of outputs and targets that is differentiable
     "error"     V = sum_i max(0, -m_i)/s_i,   m_i = f_y - max over j != y of f_j
 
@@ -18,21 +18,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.entropy.fixed_data import FixedData
 
-__all__ = ["Network", "NetworkEnergy", "Scale", "block_size", "margin", "parameter_scales"]
-
-#: What the noise on a weight is proportional to: a word, or a tensor for each name.
-Scale: TypeAlias = str | Mapping[str, Tensor]
+__all__ = ["Network", "NetworkEnergy", "block_size", "margin"]
 
 
 def margin(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -64,38 +62,6 @@ def margin(outputs: Tensor, targets: Tensor) -> Tensor:
 def block_size(model: nn.Module) -> int:
     """Examples to evaluate at once: convolutions on a CPU like few (a block that stays in the cache)."""
     return 50 if any(p.dim() == 4 and p.device.type == "cpu" for p in model.parameters()) else 512
-
-
-def parameter_scales(model: nn.Module, names: list[str], scale: Scale) -> tuple[list[Tensor], str]:
-    """The a of every named parameter, and the scale in words."""
-    weights = dict(model.named_parameters())
-    if isinstance(scale, Mapping):
-        missing = [name for name in names if name not in scale]
-        if missing:
-            raise ValueError(f"scale has no tensor for {', '.join(missing[:4])}; give one for each perturbed parameter")
-        return [_checked_scale(name, scale[name], weights[name]) for name in names], "given"
-    kinds: dict[str, Callable[[Tensor], Tensor]] = {
-        "relative": torch.abs,
-        "absolute": torch.ones_like,
-        "layer": lambda w: w.square().mean().sqrt().expand_as(w),
-    }
-    if scale not in kinds:
-        words = ", ".join(f'"{kind}"' for kind in kinds)
-        raise ValueError(f"scale must be {words} or a tensor for each name, got {scale!r}")
-    return [kinds[scale](weights[name].detach()) for name in names], str(scale)
-
-
-def _checked_scale(name: str, scale: Tensor, weight: Tensor) -> Tensor:
-    value = torch.as_tensor(scale).detach().to(weight)
-    try:
-        value = value.expand_as(weight)
-    except RuntimeError:
-        raise ValueError(
-            f"the scale of {name} has shape {tuple(value.shape)}, which does not fit {tuple(weight.shape)}"
-        ) from None
-    if not bool((value.isfinite() & (value >= 0)).all()):
-        raise ValueError(f"the scale of {name} must be finite and not negative")
-    return value
 
 
 class Network:
@@ -146,13 +112,12 @@ class Network:
         self.digest = _digest(model)
         self.noise = SharedNoise(model, names)
         self.names = self.noise.names
-        scales, self.scale = parameter_scales(model, self.names, scale)
+        chosen = Scales(model, self.names, scale)
+        scales, self.scale = [value.abs() for value in chosen.values.values()], chosen.name
         self.dtype, self.device = _precision(scales), self.evaluation.device
         self.scales = torch.cat([value.to(self.device, self.dtype).flatten() for value in scales])
         self.size = len(self.scales)
-        self.moving = int((self.scales != 0).sum())
-        if not self.moving:
-            raise ValueError(f"none of the {self.size} weights moves: all of them have the scale 0")
+        self.moving = self.size - chosen.unmoved
         self.shapes = [value.shape for value in scales]
         self.data, self.examples = data, data.examples
         self._batches: list[Any] = []
