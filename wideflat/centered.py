@@ -279,6 +279,17 @@ class Centered(Optimizer):
             for settings in self._settings():
                 settings["evaluating"] = False
 
+    def recenter(self) -> None:
+        """Start a cycle at the weights that the model holds now, for when others were loaded into it: they are w.
+
+        An open cycle, and w' after `eval`, are forgotten; the optimizers inside keep their state.
+        """
+        self._refuse_within_center("recenter()")
+        for state in self.state.values():
+            state.pop("explorer", None)
+        for settings in self._settings():
+            settings["position"], settings["evaluating"] = 0, False
+
     @torch.no_grad()
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
