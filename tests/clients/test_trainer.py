@@ -183,9 +183,13 @@ def test_focusing_by_epochs_takes_its_length_from_the_trainer(tmp_path):
     trainer = trainer_of(tmp_path, model, "gpt2", callback=FocusingCallback(factor=100.0, by="epoch"), **epochs)
     trainer.train()
     gammas = [log["gamma"] for log in trainer.state.log_history if "loss" in log]
-    assert gammas == pytest.approx([0.5] * 4 + [5.0] * 4)
+    assert gammas == pytest.approx([0.5] * 3 + [5.0] * 4 + [50.0])  # the step that ends an epoch logs the next one
     saved = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
-    assert saved["stateful_callbacks"]["FocusingCallback"]["attributes"]["saved"] == [{"tau": 1, "gamma0": [0.5, 0.5]}]
+    assert saved["stateful_callbacks"]["FocusingCallback"]["attributes"] == {"gamma0": [[0.5, 0.5]]}
+    again = trainer_of(tmp_path, make("gpt2"), "gpt2", callback=FocusingCallback(factor=100.0, by="epoch"), **epochs)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert [log["gamma"] for log in again.state.log_history if "loss" in log] == gammas
+    assert_same(weights(model), weights(again.model))
 
 
 def test_decay_groups_are_kept(tmp_path):

@@ -36,11 +36,10 @@ def test_it_goes_on_from_what_was_saved_with_the_first_gamma0():
     _, opt = net_and_optimizer()
     guide = Guide(factor=100.0)
     guide.start([opt], 4, [])
-    for _ in range(3):
-        guide.advance()
+    guide.move_to(3)
     again = Guide(factor=100.0)
-    again.start([opt], 4, guide.state())  # the optimizer holds the gamma of now, not the first one
-    again.advance()
+    again.start([opt], 4, guide.gamma0)  # the optimizer holds the gamma of now, not the first one
+    again.move_to(4)
     assert opt.param_groups[0]["gamma"] == pytest.approx(50.0)
 
 

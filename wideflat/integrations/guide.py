@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -13,6 +14,9 @@ from wideflat.entropic import Cycles
 from wideflat.focusing import Focusing
 
 __all__ = ["Guide", "with_center"]
+
+#: How a model is called with a batch, as in `wideflat.refresh_batch_norm`.
+Forward = Callable[[nn.Module, Any], object]
 
 
 def with_center(optimizers: Iterable[Any]) -> list[Cycles]:
@@ -68,13 +72,13 @@ class Guide:
         """What it was made with."""
         return {name: getattr(self, name) for name in ("factor", "by", "total", "kind", "batch_norm")}
 
-    def start(self, optimizers: Sequence[Any], total: float, saved: list[dict[str, Any]]) -> None:
+    def start(self, optimizers: Sequence[Any], total: float, gamma0: list[list[float]]) -> None:
         """Take charge of a trainer's optimizers at the start of training, or of what is left of it.
 
         Args:
             optimizers: All optimizers of the trainer.
             total: Steps or epochs until the end, as the trainer says.
-            saved: What `state` gave, where training is resumed; an empty list otherwise.
+            gamma0: What `gamma0` was, where training is resumed; an empty list otherwise.
         """
         self.optimizers = with_center(optimizers)
         if not self.optimizers:
@@ -89,20 +93,20 @@ class Guide:
         if not 0 < total < float("inf"):
             raise ValueError(f"the trainer does not know how long it trains ({total} {self.by}s): pass total=...")
         for number, optimizer in enumerate(self.optimizers):
-            start = saved[number] if number < len(saved) else {"tau": 0, "gamma0": None}
             focusing = Focusing(optimizer, self.factor, total, kind=self.kind)
-            # gamma0 is that of the first start, and the end that of the training that goes on now.
-            focusing.load_state_dict({**focusing.state_dict(), **{k: v for k, v in start.items() if v is not None}})
+            if number < len(gamma0):  # the optimizer has been loaded with the gamma of the middle
+                focusing.load_state_dict({**focusing.state_dict(), "gamma0": gamma0[number]})
             self.focusings.append(focusing)
 
-    def advance(self) -> None:
-        """One step, or one epoch, is done."""
+    def move_to(self, tau: int) -> None:
+        """So many steps, or epochs, are done: gamma is a function of that alone."""
         for focusing in self.focusings:
-            focusing.step()
+            focusing.load_state_dict({**focusing.state_dict(), "tau": tau})
 
-    def state(self) -> list[dict[str, Any]]:
-        """What a resumed training needs, beside the optimizers' own state."""
-        return [{"tau": focusing.tau, "gamma0": list(focusing.gamma0)} for focusing in self.focusings]
+    @property
+    def gamma0(self) -> list[list[float]]:
+        """gamma at the first start, in each optimizer's groups: all that is saved beside the optimizers' own state."""
+        return [list(focusing.gamma0) for focusing in self.focusings]
 
     def show_center(self) -> None:
         """Put w into the model."""
@@ -127,14 +131,15 @@ class Guide:
             readings[f"at_center{end}"] = float(optimizer.at_center)
         return readings
 
-    def finish(self, model: nn.Module, batches: Iterable[Any] | None) -> None:
+    def finish(self, model: nn.Module, batches: Iterable[Any] | None, forward: Forward | None = None) -> None:
         """The end of training: close the cycle, so that the model holds w, with the batch norm of w."""
         self.show_explorer()
         for optimizer in self.optimizers:
             optimizer.flush()
-        self.refresh(model, batches)
+        self.refresh(model, batches, forward)
 
-    def refresh(self, model: nn.Module, batches: Iterable[Any] | None) -> None:
+    def refresh(self, model: nn.Module, batches: Iterable[Any] | None, forward: Forward | None = None) -> None:
         """Recompute the statistics of batch norm, if that is wanted; a model without it is left alone."""
         if self.batch_norm and batches is not None:
-            refresh_batch_norm(model, batches)
+            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+            refresh_batch_norm(model, batches, forward=forward, group=group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ class FocusingCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What is saved in ``trainer_state.json``."""
-        return {"args": self.guide.settings, "attributes": {"saved": self.guide.state()}}
+        return {"args": self.guide.settings, "attributes": {"gamma0": self.guide.gamma0}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -90,23 +91,24 @@ class FocusingCallback(TrainerCallback, ExportableState):
         mine = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if isinstance(mine, list):
             raise ValueError("the Trainer has several FocusingCallbacks; one is enough")
-        saved = mine["attributes"]["saved"] if state.global_step > 0 else []
+        gamma0 = mine["attributes"]["gamma0"] if state.global_step > 0 else []
         total = state.max_steps if self.guide.by == "step" else state.num_train_epochs
-        self.guide.start([kwargs["optimizer"]], total, saved)
+        self.guide.start([kwargs["optimizer"]], total, gamma0)
+        self._focus(state)
+
+    def _focus(self, state: TrainerState) -> None:
+        self.guide.move_to(state.global_step if self.guide.by == "step" else math.floor(state.epoch or 0))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Focus; and show w if a checkpoint is due now."""
-        if self.guide.by == "step":
-            self.guide.advance()
+        self._focus(state)
         if control.should_save:
             self.guide.show_center()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Focus; and show w if a checkpoint is due now."""
-        if self.guide.by == "epoch":
-            self.guide.advance()
+        """Show w if a checkpoint is due now."""
         if control.should_save:
             self.guide.show_center()
 
