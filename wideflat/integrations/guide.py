@@ -105,7 +105,7 @@ class Guide:
 
     @property
     def gamma0(self) -> list[list[float]]:
-        """gamma at the first start, in each optimizer's groups: all that is saved beside the optimizers' own state."""
+        """The gamma of the first start, in each optimizer's groups: all that is saved beside their state."""
         return [list(focusing.gamma0) for focusing in self.focusings]
 
     def show_center(self) -> None:
