@@ -75,8 +75,8 @@ class FocusingCallback(Callback):
         self._hook = pl_module.register_state_dict_post_hook(show_w)
 
     def _check_forward(self, module: LightningModule) -> None:
-        callable_ = self.forward is not None or type(module).forward is not LightningModule.forward
-        if self.guide.batch_norm and not callable_ and any(isinstance(m, _BatchNorm) for m in module.modules()):
+        can_call = self.forward is not None or type(module).forward is not LightningModule.forward
+        if self.guide.batch_norm and not can_call and any(isinstance(m, _BatchNorm) for m in module.modules()):
             raise ValueError(
                 f"{type(module).__name__} has batch norm, whose statistics are refreshed at the end, and no forward(): "
                 "pass FocusingCallback(forward=lambda module, batch: module.net(batch[0])), or batch_norm=False"
