@@ -148,3 +148,20 @@ def test_gamma_is_held_between_the_ticks_of_a_slower_clock():
     assert other.gamma == pytest.approx(16 ** (5 / 12))
     with pytest.raises(ValueError, match="every must be a whole number >= 1, got 0"):
         wideflat.Focusing(target, factor=2.0, total=1, every=0)
+
+
+def test_from_epochs_counts_steps_and_holds_gamma_within_an_epoch_if_asked():
+    by_step = wideflat.Focusing.from_epochs(SimpleNamespace(gamma=1.0), 2, range(5), factor=100.0)
+    by_epoch = wideflat.Focusing.from_epochs(SimpleNamespace(gamma=1.0), 2, 5, factor=100.0, by="epoch", gamma0=2.0)
+    seen = []
+    for _ in range(10):
+        seen.append(by_epoch.target.gamma)
+        by_step.step()
+        by_epoch.step()
+    assert by_step.total == by_epoch.total == 10
+    assert by_step.target.gamma == pytest.approx(100.0)
+    assert seen == pytest.approx([2.0] * 5 + [20.0] * 5)
+    with pytest.raises(ValueError, match="by must be"):
+        wideflat.Focusing.from_epochs(SimpleNamespace(gamma=1.0), 2, 5, by="hour")
+    with pytest.raises(ValueError, match="at least one step"):
+        wideflat.Focusing.from_epochs(SimpleNamespace(gamma=1.0), 2, [])

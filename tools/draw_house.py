@@ -16,7 +16,7 @@ WAYS = {
     "local-energy": {11: "options", 8: "opens a run", 6: "measures", 2: "noise", 1: "profile"},
     "reproduce": {11: "options", 10: "an item", 8: "trains", 6: "measures", 9: "draws"},
 }
-WIDTH, LEFT, FIRST, HEIGHT, GAP = 1270, 250, 84, 46, 12
+WIDTH, LEFT, FIRST, HEIGHT, GAP = 1660, 250, 84, 46, 12
 STYLE = """.t{font-size:18px;font-weight:600;fill:#1b2733}
 .n{font-size:15px;font-weight:600;fill:#1b2733}.w{font-size:12px;fill:#51606e}
 .m{font-size:13px;fill:#1b2733;font-family:ui-monospace,monospace}.lib{fill:#e8f1fa}.exp{fill:#f6efe2}

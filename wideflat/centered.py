@@ -212,7 +212,7 @@ class Centered(Optimizer):
                     if "explorer" in saved[p]:
                         state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
-        if self._evaluating and self._phase()[0] > 0 and not any("explorer" in s for s in self.state.values()):
+        if self.evaluating and self._phase()[0] > 0 and not any("explorer" in s for s in self.state.values()):
             raise ValueError(
                 "the state was saved after eval() in the middle of a cycle, and came here without w'; save it after "
                 "train(), or not flattened"
@@ -230,13 +230,14 @@ class Centered(Optimizer):
     # ------------------------------------------------------------------------------------------------------ the center
 
     @property
-    def _evaluating(self) -> bool:
+    def evaluating(self) -> bool:
+        """Was `eval` called, and not `train` since?"""
         return bool(self._settings()[0]["evaluating"])
 
     @property
     def at_center(self) -> bool:
         """Does the model hold w now? At the start of a cycle, within `center`, and after `eval`."""
-        return self._within_center or self._evaluating or self._phase()[0] == 0
+        return self._within_center or self.evaluating or self._phase()[0] == 0
 
     @contextmanager
     def center(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -250,14 +251,14 @@ class Centered(Optimizer):
             yield
             return
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
-        if not self._evaluating:
+        if not self.evaluating:
             self._show_center()
         self._within_center = True
         try:
             yield
         finally:
             self._within_center = False
-            if not self._evaluating:
+            if not self.evaluating:
                 self._show_explorer()
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -266,7 +267,7 @@ class Centered(Optimizer):
     def eval(self) -> None:
         """Put w into the model, until `train`: Hugging Face's Trainer and Accelerate call both by themselves."""
         self._refuse_within_center("eval()")
-        if not self._evaluating:
+        if not self.evaluating:
             self._show_center()
             for settings in self._settings():
                 settings["evaluating"] = True
@@ -274,10 +275,21 @@ class Centered(Optimizer):
     def train(self) -> None:
         """Put w' back into the model after `eval`, to go on training."""
         self._refuse_within_center("train()")
-        if self._evaluating:
+        if self.evaluating:
             self._show_explorer()
             for settings in self._settings():
                 settings["evaluating"] = False
+
+    def recenter(self) -> None:
+        """Start a cycle at the weights that the model holds now, for when others were loaded into it: they are w.
+
+        An open cycle, and w' after `eval`, are forgotten; the optimizers inside keep their state.
+        """
+        self._refuse_within_center("recenter()")
+        for state in self.state.values():
+            state.pop("explorer", None)
+        for settings in self._settings():
+            settings["position"], settings["evaluating"] = 0, False
 
     @torch.no_grad()
     def _show_center(self) -> None:
@@ -315,7 +327,7 @@ class Centered(Optimizer):
 
     def _refuse_at_center(self, what: str) -> None:
         self._refuse_within_center(what)
-        if self._evaluating:
+        if self.evaluating:
             raise RuntimeError(f"{what} was called after opt.eval(), while the model holds w; call opt.train() first")
 
 

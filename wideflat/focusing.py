@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,6 +89,35 @@ class Focusing:
                 "for example coupling.gamma = coupling.initial_gamma(losses), or pass gamma0"
             )
         self._write()
+
+    @classmethod
+    def from_epochs(
+        cls, target: Any, epochs: float, steps: int | Sized, factor: float = 10.0, *, by: str = "step", **settings: Any
+    ) -> Focusing:
+        """A schedule for a training of so many epochs; `step` is called after each step of the optimizer.
+
+        Args:
+            target: As above.
+            epochs: The length of training.
+            steps: Steps of the optimizer in an epoch, or the loader whose batches they are.
+            factor: gamma at the end over gamma at the start.
+            by: ``"step"`` changes gamma with each step, ``"epoch"`` holds it during an epoch.
+            **settings: Further arguments of `Focusing`.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> focusing = Focusing.from_epochs(SimpleNamespace(gamma=0.1), epochs=2, steps=5, factor=100.0, by="epoch")
+            >>> for _ in range(7):
+            ...     focusing.step()
+            >>> round(focusing.gamma, 6)
+            1.0
+        """
+        if by not in ("step", "epoch"):
+            raise ValueError(f"by must be 'step' or 'epoch', got {by!r}")
+        steps = steps if isinstance(steps, int) else len(steps)
+        if steps < 1:
+            raise ValueError(f"an epoch must have at least one step, got {steps}")
+        return cls(target, factor, epochs * steps, every=steps if by == "epoch" else 1, **settings)
 
     @property
     def gamma(self) -> float:

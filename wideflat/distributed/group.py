@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from wideflat.kernels.flat_blocks import cache_blocks
 
 if TYPE_CHECKING:
-    from wideflat.replicas import Replicas
+    from wideflat.replica_networks import Replicas
 
 __all__ = ["Block", "InProcess", "ReplicaGroup", "detached", "mean", "set_to_mean", "square_distance"]
 

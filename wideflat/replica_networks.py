@@ -1,0 +1,232 @@
+"""The replicas of a network, as one module: made, evaluated each on its own mini-batch, and averaged."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import DataLoader
+
+from wideflat.distributed.group import InProcess, set_to_mean
+from wideflat.replica_batches import ReplicaBatches
+
+__all__ = ["Replicas"]
+
+
+class Replicas(nn.Module):
+    """The replicas w_1, ..., w_y of a network, as one module that any torch optimizer can train.
+
+    Train on the *sum* of the replicas' losses, each on its own mini-batch. With a mean over replicas every gradient is
+    y times smaller while weight decay is not, which silently multiplies weight decay by y.
+
+    Args:
+        make_model: Makes a network; called once a replica. The replicas start from independent initialisations,
+            provided that it does not seed the generator itself.
+        num_replicas: y.
+        independent: False starts all replicas from the first one's weights. `ReplicaCoupling.initial_gamma` does not
+            exist then, since the replicas coincide. (Copies of a network that was trained for a while before they part:
+            ``Replicas(lambda: copy.deepcopy(trained), 3)``.)
+        vectorize: Evaluate all replicas at once with `torch.func.vmap` (True), one after the other (False), or decide
+            (``"auto"``): at once on an accelerator, if the network allows it; one after the other on the CPU, where
+            the convolutions of vmap are slower. The results are the same, except that active dropout draws other
+            numbers, so ``"auto"`` does not vectorise that.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> replicas = Replicas(lambda: nn.Linear(2, 1), num_replicas=3)
+        >>> replicas(torch.ones(3, 8, 2)).shape  # three mini-batches of eight
+        torch.Size([3, 8, 1])
+        >>> w = torch.stack([model.weight for model in replicas])
+        >>> torch.allclose(replicas.barycenter().weight, w.mean(0))
+        True
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        num_replicas: int = 3,
+        *,
+        independent: bool = True,
+        vectorize: bool | str = "auto",
+    ) -> None:
+        super().__init__()
+        if isinstance(make_model, nn.Module) or not callable(make_model):
+            raise TypeError(
+                "make_model must be a function that makes a network, so that every replica gets an initialisation of "
+                f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
+            )
+        if num_replicas < 1:
+            raise ValueError(f"num_replicas must be >= 1, got {num_replicas}")
+        if vectorize not in (True, False, "auto"):
+            raise ValueError(f"vectorize must be True, False or 'auto', got {vectorize!r}")
+        first = make_model()
+        others = [make_model() if independent else copy.deepcopy(first) for _ in range(num_replicas - 1)]
+        shapes = [(name, p.shape) for name, p in first.named_parameters()]
+        for other in others:
+            if [(name, p.shape) for name, p in other.named_parameters()] != shapes:
+                raise ValueError("make_model must make networks of one architecture; their parameters differ")
+            if other is first:
+                raise ValueError("make_model must make a new network at every call; it returned the same one twice")
+        self.models = nn.ModuleList([first, *others])
+        self.vectorize = vectorize
+        self._fails_to_vectorize = False
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas, y."""
+        return len(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.models)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.models[index]
+
+    def forward(self, batches: Tensor | Sequence[Tensor]) -> Tensor:
+        """The outputs of each replica on its own mini-batch, stacked.
+
+        Args:
+            batches: A mini-batch for each replica: a sequence of y, or a tensor whose first dimension is y. For one
+                mini-batch x for all: ``x.expand(y, *x.shape)``.
+        """
+        if len(batches) != len(self.models):
+            raise ValueError(
+                f"expected a mini-batch for each of the {len(self.models)} replicas, got {len(batches)}; "
+                "for one mini-batch x for all of them pass x.expand(num_replicas, *x.shape)"
+            )
+        if self.vectorize is True:
+            return self._forward_at_once(batches)
+        if self.vectorize == "auto" and self._may_vectorize():
+            try:
+                return self._forward_at_once(batches)
+            except RuntimeError as error:
+                self._fails_to_vectorize = True
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"replicas run one after the other, vmap cannot run this network: {reason}", stacklevel=2)
+        return torch.stack([model(batch) for model, batch in zip(self.models, batches, strict=True)])
+
+    def _may_vectorize(self) -> bool:
+        if self._fails_to_vectorize or len(self.models) == 1 or next(self.parameters()).device.type == "cpu":
+            return False
+        return not any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in self.models[0].modules())
+
+    def _forward_at_once(self, batches: Tensor | Sequence[Tensor]) -> Tensor:
+        stacked = batches if isinstance(batches, Tensor) else torch.stack(list(batches))
+        parameters = _stack([dict(model.named_parameters()) for model in self.models])
+        buffers = _stack([dict(model.named_buffers()) for model in self.models])
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
+            return functional_call(self.models[0], (parameters, buffers), (batch,))
+
+        outputs = torch.func.vmap(one, randomness="different")(parameters, buffers, stacked)
+        with torch.no_grad():  # running statistics that the forward pass has moved
+            for name, values in buffers.items():
+                for model, value in zip(self.models, values.unbind(), strict=True):
+                    model.get_buffer(name).copy_(value)
+        return outputs
+
+    def batches(self, loader: DataLoader[Any], *, seed: int = 0) -> ReplicaBatches:
+        """Mini-batches for all replicas: each goes through the loader's data in a shuffled order of its own.
+
+        >>> data = torch.utils.data.TensorDataset(torch.arange(6.0).reshape(6, 1), torch.zeros(6, 1))
+        >>> replicas = Replicas(lambda: nn.Linear(1, 1), num_replicas=2)
+        >>> for batches in replicas.batches(DataLoader(data, batch_size=3)):
+        ...     replicas.loss(batches, F.mse_loss).backward()
+        """
+        return ReplicaBatches(loader, len(self.models), seed=seed)
+
+    def loss(
+        self, batches: Sequence[Any], criterion: Callable[[Any, Any], Tensor] = F.cross_entropy, **settings: Any
+    ) -> Tensor:
+        """The *sum* of the replicas' losses, each on its own mini-batch: what `ReplicaCoupling` adds its pull to.
+
+        Args:
+            batches: One for each replica: pairs of inputs and targets; or mappings, with which a network is called
+                whole and of whose result the ``loss`` is taken, as those of Hugging Face return it.
+            criterion: The loss of outputs and targets, for pairs.
+            **settings: Further arguments of ``criterion``.
+        """
+        if len(batches) != len(self.models):
+            raise ValueError(f"expected a mini-batch for each of the {len(self.models)} replicas, got {len(batches)}")
+        if isinstance(batches[0], Mapping):
+            return torch.stack([_own_loss(m(**batch)) for m, batch in zip(self.models, batches, strict=True)]).sum()
+        outputs = self([inputs for inputs, _ in batches])
+        losses = [criterion(out, target, **settings) for out, (_, target) in zip(outputs, batches, strict=True)]
+        return torch.stack(losses).sum()
+
+    def ensemble(self, inputs: Tensor | Mapping[str, Any]) -> Tensor:
+        """The class probabilities, averaged over the replicas.
+
+        Args:
+            inputs: A tensor; or a mapping, with which each network is called whole and of whose result the ``logits``
+                are taken.
+
+        Example:
+            >>> replicas = Replicas(lambda: nn.Linear(2, 4), num_replicas=2)
+            >>> replicas.ensemble(torch.ones(5, 2)).sum(1).allclose(torch.ones(5))
+            True
+        """
+        if isinstance(inputs, Mapping):
+            outputs = torch.stack([_logits(model(**inputs)) for model in self.models])
+        else:
+            outputs = self(inputs.expand(len(self.models), *inputs.shape))
+        return outputs.softmax(-1).mean(0)
+
+    @torch.no_grad()
+    def barycenter(self, buffers: str = "average") -> nn.Module:
+        """A network with the mean w_bar of the replicas' parameters.
+
+        Its batch-norm statistics are not those of its weights: call `wideflat.refresh_batch_norm` on it.
+
+        Args:
+            buffers: ``"average"`` averages the buffers that are real numbers and keeps the first replica's others;
+                ``"first"`` keeps all of the first replica's.
+        """
+        if buffers not in ("average", "first"):
+            raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        center = copy.deepcopy(self.models[0])
+        center.zero_grad(set_to_none=True)
+        members = [list(model.parameters()) for model in self.models]
+        set_to_mean(list(center.parameters()), members)
+        if buffers == "average":
+            real = [[b for b in model.buffers() if b.is_floating_point()] for model in self.models]
+            set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
+        return center
+
+    def distances(self) -> Tensor:
+        """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""
+        return InProcess(self).distances()
+
+
+def _logits(result: Any) -> Tensor:
+    """What a network returned, or the ``logits`` in it."""
+    if isinstance(result, Tensor):
+        return result
+    logits = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)
+    if logits is None:
+        raise TypeError(f"expected a tensor, or something with logits, from the network; got {type(result).__name__}")
+    return logits
+
+
+def _own_loss(result: Any) -> Tensor:
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if loss is None:
+        raise TypeError(
+            "a network that is called with a mapping must return its loss, as those of Hugging Face do when there are "
+            f"labels in it; got {type(result).__name__} without one"
+        )
+    return loss
+
+
+def _stack(members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
