@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Errors that tell the user what to do (``TypeError``, ``ValueError``, ``OSError``, ``RuntimeError``) are printed
-    without a traceback; ``--verbose`` shows it. Those about the command line itself (:class:`wideflat.commands.UsageError`)
-    have an exit code of their own.
+    without a traceback; ``--verbose`` shows it. Those about the command line itself
+    (:class:`wideflat.commands.UsageError`) have an exit code of their own.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet, verbose = _take(arguments, "-q", "--quiet"), _take(arguments, "-v", "--verbose")

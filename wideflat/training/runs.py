@@ -18,7 +18,8 @@ What makes an interrupted run equal to an undisturbed one:
 
 * A state (:mod:`wideflat.training.state_files`) exists only when it is whole. One that is damaged all the same (a disk,
   a copy) is detected by its checksums, named, and the one before it is taken.
-* The tables are appended to, and a state knows how long they were. Resuming cuts off what was written after it.
+* The tables are appended to, and a state knows how long they were. Resuming cuts off what was written after it. A
+  damaged line is set aside (``metrics.damaged``) and stops nothing: the states are the truth.
 * The lock is the operating system's (``flock``): it ends with the process, however that ends.
 """
 
@@ -43,6 +44,7 @@ from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold
 from wideflat.presets import Preset
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
+from wideflat.training.tables import append_row, mend_table, read_table
 
 __all__ = ["DamagedState", "Run", "RunInUse"]
 
@@ -235,22 +237,22 @@ class Run:
     def append(self, table: str, row: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl`` or ``timing.jsonl`` (or to ``environment.jsonl``)."""
         self._must_hold()
-        with _disk(self.path), open(self.path / f"{table}.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with _disk(self.path):
+            append_row(self._table(table), row)
 
     def metrics(self, table: str = "metrics") -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl`` (or ``timing``, ``environment``) as dictionaries."""
-        path = self.path / f"{table}.jsonl"
-        if not path.exists():
-            return []
-        whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is still being written
-        return [json.loads(line) for line in whole]
+        """The lines of ``metrics.jsonl`` (or ``timing``, ``events``, ``environment``) as dictionaries.
+
+        Damaged lines are left out, with a warning.
+        """
+        rows, damaged = read_table(self._table(table))
+        if damaged:
+            warnings.warn(f"{self._table(table)}: {damaged} damaged line{'s' * (damaged > 1)} left out")
+        return rows
 
     def record_environment(self, **more: Any) -> None:
         """Add where and with what this process trains to ``environment.jsonl``, and ``more`` beside it."""
-        before = self.metrics("environment")
+        before, _ = read_table(self._table("environment"))
         here = environment()
         if before:
             changed = [key for key in ("processor", "threads", "torch") if before[0].get(key) != here[key]]
@@ -279,43 +281,43 @@ class Run:
     def restore(self, say: Callable[[str], object] | None = None, device: torch.device | str = "cpu") -> Any:
         """The last complete state that is whole, or None; the tables are cut back to where they were then.
 
-        A damaged state is named through ``say`` (default: a warning), removed, and the one before it is taken.
+        A damaged state is named through ``say`` (default: a warning), removed, and the one before it is taken. Damaged
+        lines of tables are named, kept beside and go no further: see :mod:`wideflat.training.tables`.
         """
         self._must_hold()
         say = say or warnings.warn
+        for problem in [mend_table(self._table(table)) for table in ("events", "environment")]:
+            self._say_of_table(problem, say)
         for rubbish in self.path.glob("**/.*.part"):  # a write that was killed
             rubbish.unlink(missing_ok=True)
         for path in self._states():
             try:
                 saved = load_state(path, device)
-                for table, length in saved["tables"].items():
-                    if self._length(table) < length:
-                        raise DamagedState(
-                            f"{self.path / table}.jsonl is damaged: expected at least {length} bytes, got "
-                            f"{self._length(table)}"
-                        )
             except DamagedState as error:
                 say(f"{error}; falling back to the state before it")
                 remove_state(path)
                 continue
             for table, length in saved["tables"].items():
-                self._cut(table, length)
+                self._say_of_table(mend_table(self._table(table), length), say)
             return saved["state"]
         for table in self.TABLES:
-            self._cut(table, 0)
+            mend_table(self._table(table), 0)
         return None
+
+    def _say_of_table(self, problem: str | None, say: Callable[[str], object]) -> None:
+        if problem is not None:
+            say(f"{self.path}: {problem}")
+
+    def _table(self, name: str) -> Path:
+        return self.path / f"{name}.jsonl"
 
     def _states(self) -> list[Path]:
         """The states in ``checkpoints/``, newest first, without suffixes."""
         return sorted((path.with_suffix("") for path in self.path.glob("checkpoints/step-*.json")), reverse=True)
 
     def _length(self, table: str) -> int:
-        path = self.path / f"{table}.jsonl"
+        path = self._table(table)
         return path.stat().st_size if path.exists() else 0
-
-    def _cut(self, table: str, length: int) -> None:
-        if self._length(table) > length:
-            os.truncate(self.path / f"{table}.jsonl", length)
 
     def _disk_with_last_state(self) -> contextlib.AbstractContextManager[None]:
         states = self._states()
