@@ -42,9 +42,9 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    Errors that tell the user what to do (``ValueError``, ``OSError``, ``RuntimeError``) are printed without a
-    traceback; ``--verbose`` shows it. Those about the command line itself (:class:`wideflat.commands.UsageError`)
-    have an exit code of their own.
+    Errors that tell the user what to do (``TypeError``, ``ValueError``, ``OSError``, ``RuntimeError``) are printed
+    without a traceback; ``--verbose`` shows it. Those about the command line itself
+    (:class:`wideflat.commands.UsageError`) have an exit code of their own.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet, verbose = _take(arguments, "-q", "--quiet"), _take(arguments, "-v", "--verbose")
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+    except (TypeError, ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if verbose:
             traceback.print_exc()
         return _complain(str(error) or type(error).__name__, USAGE if isinstance(error, UsageError) else FAILED)

@@ -83,8 +83,8 @@ def test_a_run_of_wideflat_train(tmp_path, capsys, monkeypatch):
     data = dataclasses.replace(
         ImageData.of("cifar10", tuple(map(str, range(10))), split, split), name="cifar10", source="nowhere"
     )
-    for where in ("wideflat.data", "wideflat.training.flatness"):
-        monkeypatch.setattr(f"{where}.load", lambda name, folder=None, allow_altered=False: data)
+    for place in ("wideflat.data.load", "wideflat.training.flatness.load"):  # whoever has imported it already, or not
+        monkeypatch.setattr(place, lambda name, folder=None, allow_altered=False: data)
     monkeypatch.chdir(tmp_path)
     train = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--no-tensorboard", "--out", "run"]
     assert main([*train, "-q"]) == 0

@@ -42,7 +42,8 @@ class Command:
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, or a checkpoint (with --build)."""
     build: str | None = None
-    """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
+    """module:function that returns (model, data) for a checkpoint, the model for a run of a network of your own. It is
+    imported and called: only your own code."""
     sigmas: tuple[float, ...] = (0.3, 0.5)
     """Strengths of the noise."""
     measure: Literal["loss", "error"] = "loss"
@@ -93,7 +94,7 @@ class Command:
         others = [FreeEntropy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = self.out or self._default_out()
         unfinished = out.with_suffix(".unfinished.pt")
-        model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
+        model, data, options = self._from_run() if self.build is None or self.path.is_dir() else self._from_checkpoint()
         found, code = self._measure(model, data, options, unfinished)
         if found.points:
             found.save(out)
@@ -155,7 +156,10 @@ class Command:
         plain = augmentation_of_run(run).evaluation()
         inputs = plain(pixels, images.mean, images.std, torch.default_generator)
         subset = min(len(inputs), self.subset or 1000)
-        return run.load_model(self.epoch, self.device), (inputs, images.train.targets), {"subset": subset}
+        model = run.load_model(
+            self.epoch, self.device, build=None if self.build is None else named_function(self.build)
+        )
+        return model, (inputs, images.train.targets), {"subset": subset}
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None

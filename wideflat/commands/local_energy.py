@@ -40,13 +40,15 @@ class Command:
       wideflat local-energy runs/cifar10-smallconvnet-sgd-0
       wideflat local-energy runs/mine --epoch 40 --sigmas 0.1 0.2 0.3 --target-stderr 0.002
       wideflat local-energy weights.pt --build my_project.nets:build --noise example
+      wideflat local-energy runs/own-network --build my_project.nets:network
       wideflat local-energy runs/a --compare runs/b/local_energy.json
     """
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, a checkpoint (with --build), or an .npz file with weights, inputs and targets of committees."""
     build: MaybeText = None
-    """For a checkpoint: module:function that returns (model, data). It is imported and called: only your own code."""
+    """module:function that returns (model, data) for a checkpoint, the model for a run of a network of your own. It is
+    imported and called: only your own code."""
     sigmas: MaybeFloats = None
     """Strengths of the noise; 0, 0.05, ..., 0.5 when left out."""
     noise: Literal["auto", "batch", "example", "pass"] = "auto"
@@ -124,7 +126,7 @@ class Command:
             if self.scale != "relative":
                 raise UsageError(f"committee machines are measured with relative noise, got --scale {self.scale}")
             return {"": _committees_in(solutions, sigmas)}, 0
-        model, data, options = self._from_run() if self.build is None else self._from_checkpoint()
+        model, data, options = self._from_run() if self.build is None or self.path.is_dir() else self._from_checkpoint()
         options |= {
             "noise": self.noise,
             "metric": self.metric,
@@ -161,7 +163,9 @@ class Command:
                 "training data"
             )
         run = Run.open(self.path)
-        return measurable(run, images_of_run(run, self.data), self.epoch, self.device, augment=self.augment)
+        build = None if self.build is None else named_function(self.build)
+        images = images_of_run(run, self.data)
+        return measurable(run, images, self.epoch, self.device, augment=self.augment, build=build)
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
@@ -224,7 +228,7 @@ def _committees_in(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     return committee_profile(weights, inputs, targets, sigmas)
 
 
-def named_function(name: str) -> Callable[[], Any]:
+def named_function(name: str) -> Callable[..., Any]:
     """The function that ``module:function`` names, looked for in the current folder too."""
     module, _, function = name.partition(":")
     if not module or not function:

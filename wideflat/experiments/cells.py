@@ -11,13 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from wideflat.experiments.options import MaybeInt, MaybeTexts, Options
 from wideflat.experiments.table import Table
 from wideflat.experiments.trainings import Cell, TrainingOptions, Trainings
-from wideflat.models.initialisation import kaiming_normal
-from wideflat.models.resnet import BasicBlock, ResNet
+from wideflat.models.resnet import quick_network
 from wideflat.presets import ALGORITHMS, PRESETS, Preset, preset
 from wideflat.training.runs import Run
 
@@ -105,11 +102,6 @@ class Choice:
 
 
 # ------------------------------------------------------------------------------------------------- the reduced form
-
-
-def quick_network(num_classes: int = 2, in_channels: int = 1) -> nn.Module:
-    """A residual network of 2 narrow blocks with batch norm: stands for the deep ones in --quick."""
-    return kaiming_normal(ResNet(BasicBlock, (1, 1), 16, num_classes, "imagenet", "B", in_channels))
 
 
 def quick_cell(cell: Preset) -> Preset:

@@ -312,17 +312,18 @@ class Plan:
 
 def forward_operations(preset: Preset) -> float:
     """Floating-point operations of one image through the network, counted on a network without numbers."""
-    return _forward_operations(preset.model, preset.model_arguments, preset.num_classes, preset.image_size)
+    like = dataclasses.replace(
+        next(iter(PRESETS.values()))["sgd"],
+        **{name: getattr(preset, name) for name in ("model", "model_arguments", "num_classes", "from_file")},
+    )
+    return _forward_operations(like, preset.from_file, preset.image_size)
 
 
 @functools.cache
-def _forward_operations(model: str, arguments: tuple[tuple[str, Any], ...], num_classes: int, size: int) -> float:
-    like = dataclasses.replace(
-        next(iter(PRESETS.values()))["sgd"], model=model, model_arguments=arguments, num_classes=num_classes
-    )
+def _forward_operations(like: Preset, from_file: bool, size: int) -> float:
     with torch.device("meta"):
         network = like.build_model().eval()
-        image = torch.empty(1, dict(arguments).get("in_channels", 3), size, size)
+        image = torch.empty(1, dict(like.model_arguments).get("in_channels", 3), size, size)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network(image)
     return float(counter.get_total_flops())

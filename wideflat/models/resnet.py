@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from wideflat.models.initialisation import kaiming_normal
 
-__all__ = ["ResNet", "Stem", "resnet18", "resnet50", "resnet110"]
+__all__ = ["ResNet", "Stem", "quick_network", "resnet18", "resnet50", "resnet110"]
 
 #: How a network begins: "cifar" is one 3x3 convolution at full resolution, "imagenet" a 7x7 one of stride 2 followed
 #: by a 3x3 max pool of stride 2.
@@ -191,3 +191,8 @@ def resnet110(num_classes: int = 10, option: Literal["A", "B"] = "A", in_channel
         1727962
     """
     return kaiming_normal(ResNet(BasicBlock, (18, 18, 18), 16, num_classes, "cifar", option, in_channels))
+
+
+def quick_network(num_classes: int = 2, in_channels: int = 1) -> nn.Module:
+    """A residual network of 2 narrow blocks with batch norm: stands for the deep ones in --quick."""
+    return kaiming_normal(ResNet(BasicBlock, (1, 1), 16, num_classes, "imagenet", "B", in_channels))

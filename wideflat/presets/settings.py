@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from wideflat import algorithms, models
+from wideflat import algorithms
 from wideflat.data.catalogue import FACTS
+from wideflat.presets.networks import chosen_network, listed_network
 from wideflat.schedules import Schedule
 
 __all__ = ["ALGORITHMS", "COLUMNS", "Preset", "nearest", "one_of"]
@@ -123,6 +123,7 @@ class Preset:
         as_coded: Whether this is the cell as copies of the authors' program have it, not as the paper prints it.
         notes: (field, reason) for each value that is ours and not the paper's.
         coded: (field, reason) for each value that is the program's and not the paper's.
+        from_file: Whether the values come from a file, which may name networks of this package only.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Preset:
     as_coded: bool = False
     notes: tuple[tuple[str, str], ...] = ()
     coded: tuple[tuple[str, str], ...] = ()
+    from_file: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for field, known in CHOICES.items():
@@ -293,33 +295,39 @@ class Preset:
 
     def _constructor(self) -> Callable[..., nn.Module]:
         """The function that ``model`` names."""
-        if ":" in self.model:
-            module, _, function = self.model.partition(":")
-            return getattr(importlib.import_module(module), function)
-        if self.model not in models.__all__:
-            raise ValueError(
-                f"wideflat.models has no {self.model!r}, and it is not of the form module:function. "
-                + nearest(self.model, models.__all__)
-            )
-        return getattr(models, self.model)
+        return listed_network(self.model) if self.from_file else chosen_network(self.model)
 
     def build_model(self) -> nn.Module:
-        """A new network of this row, with the weights of torch's current random state."""
+        """A new network of this row, with the weights of torch's current random state.
+
+        Raises:
+            ValueError: If the preset was read from a file and ``model`` is no network of this package.
+        """
         build = self._constructor()
         arguments = dict(self.model_arguments)
         if "image_size" in inspect.signature(build).parameters:
             arguments.setdefault("image_size", self.image_size)
-        return build(num_classes=self.num_classes, **arguments)
+        try:
+            return build(num_classes=self.num_classes, **arguments)
+        except TypeError as error:
+            if not self.from_file:
+                raise
+            raise ValueError(f"the model arguments {arguments} do not fit {self.model}: {error}") from None
 
     # ---- to and from JSON
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values for JSON."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        del values["from_file"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preset:
         """The inverse of :meth:`to_dict`, also after a round trip through JSON.
+
+        The values are taken as those of a file, which names no code: :meth:`build_model` only makes networks of this
+        package then, whatever ``model`` says.
 
         Example:
             >>> import json
@@ -328,9 +336,9 @@ class Preset:
             >>> Preset.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
             True
         """
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = {field.name for field in dataclasses.fields(cls)} - {"from_file"}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
         values = {name: _tuples(value) for name, value in values.items()}
         values["schedule"] = Schedule(**{name: _tuples(value) for name, value in dict(values["schedule"]).items()})
-        return cls(**values)
+        return cls(**values, from_file=True)

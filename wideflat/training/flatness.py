@@ -84,6 +84,7 @@ def measurable(
     device: torch.device | str = "cpu",
     *,
     augment: bool = True,
+    build: Callable[..., nn.Module] | None = None,
 ) -> tuple[nn.Module, tuple[Tensor, Tensor], dict[str, Any]]:
     """A run's network and its training images, as :func:`wideflat.local_energy` takes them.
 
@@ -93,6 +94,7 @@ def measurable(
         epoch: See there.
         device: See there.
         augment: See there.
+        build: Makes the network, if it is one of your own; see :meth:`wideflat.training.runs.Run.build_model`.
 
     Returns:
         The network; inputs and targets; more arguments of the measurement: what makes inputs out of bytes.
@@ -103,7 +105,7 @@ def measurable(
     more: dict[str, Any] = {"augment": augmenting(used, data)}
     if used == used.evaluation() and used.size in (None, data.image_size):
         pixels, more = augmenting(used, data)(pixels), {}  # the same in every pass
-    return run.load_model(epoch, device), (pixels, data.train.targets.to(device)), more
+    return run.load_model(epoch, device, build=build), (pixels, data.train.targets.to(device)), more
 
 
 def augmenting(augmentation: Augmentation, data: ImageData) -> Callable[[Tensor], Tensor]:

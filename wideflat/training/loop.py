@@ -224,7 +224,7 @@ def _record(
     if not company.writes:
         yield _Record(None, path, company, lambda message: None)
         return
-    run = Run.create(path, configuration(preset, data, options))
+    run = Run.create(path, configuration(preset, data, options), build=preset.build_model)
     with run.locked():
         if run.result() is not None:
             say(f"{run.path} is finished already")

@@ -18,7 +18,8 @@ What makes an interrupted run equal to an undisturbed one:
 
 * A state (:mod:`wideflat.training.state_files`) exists only when it is whole. One that is damaged all the same (a disk,
   a copy) is detected by its checksums, named, and the one before it is taken.
-* The tables are appended to, and a state knows how long they were. Resuming cuts off what was written after it.
+* The tables are appended to, and a state knows how long they were. Resuming cuts off what was written after it. A
+  damaged line is set aside (``metrics.damaged``) and stops nothing: the states are the truth.
 * The lock is the operating system's (``flock``): it ends with the process, however that ends.
 """
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import json
 import os
 import socket
@@ -37,10 +39,12 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from wideflat.checks import shown
 from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold
 from wideflat.presets import Preset
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
+from wideflat.training.tables import append_row, mend_table, read_table
 
 __all__ = ["DamagedState", "Run", "RunInUse"]
 
@@ -80,7 +84,8 @@ class Run:
 
     Args:
         path: The run directory.
-        config: The content of ``config.json``.
+        config: The content of ``config.json``. It only names networks of this package.
+        build: Makes the network of this run, if it is one of your own.
 
     Example:
         >>> import tempfile
@@ -106,16 +111,26 @@ class Run:
     #: How many complete states are kept.
     KEEP = 2
 
-    def __init__(self, path: str | os.PathLike[str], config: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], config: dict[str, Any], build: Callable[..., nn.Module] | None = None
+    ) -> None:
         self.path = Path(path)
         self.config = config
+        self.build = build
         self._lock: IO[str] | None = None
 
     # ---- making and finding runs
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: dict[str, Any]) -> Run:
+    def create(
+        cls, path: str | os.PathLike[str], config: dict[str, Any], build: Callable[..., nn.Module] | None = None
+    ) -> Run:
         """Make the run directory ``path`` for ``config``, or open it if it is there with the same ``config``.
+
+        Args:
+            path: The run directory.
+            config: All that decides what comes out.
+            build: See :class:`Run`.
 
         Raises:
             ValueError: If the directory holds another experiment (the message names what differs) or something else.
@@ -124,6 +139,7 @@ class Run:
         if (path / "config.json").exists():
             run = cls.open(path)
             run.must_be(config)
+            run.build = build
             return run
         if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
             raise ValueError(f"{path} exists and is not a run of wideflat (no config.json): give another --out")
@@ -133,7 +149,7 @@ class Run:
             with atomic_write(path / "config.json") as file:
                 json.dump(config, file, indent=1)
                 file.write("\n")
-        return cls(path, config)
+        return cls(path, config, build)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Run:
@@ -154,8 +170,10 @@ class Run:
             raise FileNotFoundError(
                 f"{path} is not a run of wideflat: it has no config.json. `wideflat train` makes runs."
             ) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DamagedState(f"{path / 'config.json'} is damaged: it is not a whole JSON document") from None
+        if not isinstance(config, dict) or not isinstance(config.get("format", 0), int):
+            raise DamagedState(f"{path / 'config.json'} is damaged: it is no configuration of a run")
         if config.get("format", 0) > FORMAT:
             raise RuntimeError(
                 f"{path} was made by a later version of wideflat (format {config['format']}, this one reads up to "
@@ -219,22 +237,22 @@ class Run:
     def append(self, table: str, row: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl`` or ``timing.jsonl`` (or to ``environment.jsonl``)."""
         self._must_hold()
-        with _disk(self.path), open(self.path / f"{table}.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with _disk(self.path):
+            append_row(self._table(table), row)
 
     def metrics(self, table: str = "metrics") -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl`` (or ``timing``, ``environment``) as dictionaries."""
-        path = self.path / f"{table}.jsonl"
-        if not path.exists():
-            return []
-        whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is still being written
-        return [json.loads(line) for line in whole]
+        """The lines of ``metrics.jsonl`` (or ``timing``, ``events``, ``environment``) as dictionaries.
+
+        Damaged lines are left out, with a warning.
+        """
+        rows, damaged = read_table(self._table(table))
+        if damaged:
+            warnings.warn(f"{self._table(table)}: {damaged} damaged line{'s' * (damaged > 1)} left out")
+        return rows
 
     def record_environment(self, **more: Any) -> None:
         """Add where and with what this process trains to ``environment.jsonl``, and ``more`` beside it."""
-        before = self.metrics("environment")
+        before, _ = read_table(self._table("environment"))
         here = environment()
         if before:
             changed = [key for key in ("processor", "threads", "torch") if before[0].get(key) != here[key]]
@@ -263,43 +281,43 @@ class Run:
     def restore(self, say: Callable[[str], object] | None = None, device: torch.device | str = "cpu") -> Any:
         """The last complete state that is whole, or None; the tables are cut back to where they were then.
 
-        A damaged state is named through ``say`` (default: a warning), removed, and the one before it is taken.
+        A damaged state is named through ``say`` (default: a warning), removed, and the one before it is taken. Damaged
+        lines of tables are named, kept beside and go no further: see :mod:`wideflat.training.tables`.
         """
         self._must_hold()
         say = say or warnings.warn
+        for problem in [mend_table(self._table(table)) for table in ("events", "environment")]:
+            self._say_of_table(problem, say)
         for rubbish in self.path.glob("**/.*.part"):  # a write that was killed
             rubbish.unlink(missing_ok=True)
         for path in self._states():
             try:
                 saved = load_state(path, device)
-                for table, length in saved["tables"].items():
-                    if self._length(table) < length:
-                        raise DamagedState(
-                            f"{self.path / table}.jsonl is damaged: expected at least {length} bytes, got "
-                            f"{self._length(table)}"
-                        )
             except DamagedState as error:
                 say(f"{error}; falling back to the state before it")
                 remove_state(path)
                 continue
             for table, length in saved["tables"].items():
-                self._cut(table, length)
+                self._say_of_table(mend_table(self._table(table), length), say)
             return saved["state"]
         for table in self.TABLES:
-            self._cut(table, 0)
+            mend_table(self._table(table), 0)
         return None
+
+    def _say_of_table(self, problem: str | None, say: Callable[[str], object]) -> None:
+        if problem is not None:
+            say(f"{self.path}: {problem}")
+
+    def _table(self, name: str) -> Path:
+        return self.path / f"{name}.jsonl"
 
     def _states(self) -> list[Path]:
         """The states in ``checkpoints/``, newest first, without suffixes."""
         return sorted((path.with_suffix("") for path in self.path.glob("checkpoints/step-*.json")), reverse=True)
 
     def _length(self, table: str) -> int:
-        path = self.path / f"{table}.jsonl"
+        path = self._table(table)
         return path.stat().st_size if path.exists() else 0
-
-    def _cut(self, table: str, length: int) -> None:
-        if self._length(table) > length:
-            os.truncate(self.path / f"{table}.jsonl", length)
 
     def _disk_with_last_state(self) -> contextlib.AbstractContextManager[None]:
         states = self._states()
@@ -329,12 +347,22 @@ class Run:
         """The files of the center at the chosen epochs, by epoch."""
         return {int(path.stem.split("-")[1]): path for path in sorted(self.path.glob("snapshots/epoch-*.safetensors"))}
 
-    def load_model(self, epoch: int | None = None, device: torch.device | str = "cpu") -> nn.Module:
+    def load_model(
+        self,
+        epoch: int | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        build: Callable[..., nn.Module] | None = None,
+    ) -> nn.Module:
         """The final model (center or barycenter, batch norm refreshed), ready: on ``device``, in eval mode.
 
         Args:
             epoch: A snapshot instead (see :meth:`snapshots`).
             device: Where it goes.
+            build: Makes the network of the run, if it is one of your own; see :meth:`build_model`.
+
+        Raises:
+            ValueError: If the weights do not fit the network, or the run names a network that is not of this package.
         """
         path = self._model(epoch)
         if not path.with_suffix(".json").exists():
@@ -344,13 +372,45 @@ class Run:
                 f"{self.path} does not have {wanted} (snapshots at epochs: {there}). Start its `wideflat train` "
                 "command again to finish it."
             )
-        model = self.build_model()
-        model.load_state_dict(load_state(path))
+        model = self.build_model(build)
+        state = load_state(path)
+        try:
+            model.load_state_dict(state)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}.safetensors does not fit the network of {self.path}: {error}") from None
         return model.to(device).eval()
 
-    def build_model(self) -> nn.Module:
-        """The untrained model of this run, with the initial weights of torch's current random state."""
-        return Preset.from_dict(self.config["experiment"]).build_model()
+    def build_model(self, build: Callable[..., nn.Module] | None = None) -> nn.Module:
+        """The untrained model of this run, with the initial weights of torch's current random state.
+
+        The configuration on disk names networks of this package only. A network of your own is made by your function.
+
+        Args:
+            build: A function that returns the network; of what is on disk it gets at most ``num_classes``, if it has
+                such an argument. By default what this run was created with, and what its configuration names.
+
+        Example:
+            >>> import tempfile
+            >>> from wideflat.presets import preset
+            >>> run = Run.create(tempfile.mkdtemp() + "/run", {"experiment": preset("cifar10-smallconvnet").to_dict()})
+            >>> run.build_model(lambda num_classes: nn.Linear(4, num_classes))
+            Linear(in_features=4, out_features=10, bias=True)
+        """
+        experiment = self._experiment()
+        build = build or self.build
+        if build is None:
+            return experiment.build_model()
+        takes_classes = "num_classes" in inspect.signature(build).parameters
+        model = build(num_classes=experiment.num_classes) if takes_classes else build()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")
+        return model
+
+    def _experiment(self) -> Preset:
+        try:
+            return Preset.from_dict(self.config["experiment"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedState(f"{self.path / 'config.json'} holds no experiment of wideflat ({error!r})") from None
 
     def _model(self, epoch: int | None) -> Path:
         return self.path / "model" if epoch is None else self.path / "snapshots" / f"epoch-{epoch:04d}"
