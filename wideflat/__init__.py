@@ -5,6 +5,7 @@ from wideflat.batch_norm import refresh_batch_norm
 from wideflat.committee import CommitteeMachine
 from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.curvature import curvature
+from wideflat.energy.shift import ShiftProfile, shift_profile
 from wideflat.energy.worst_case import worst_case
 from wideflat.entropic import Entropic
 from wideflat.entropy import FreeEntropy, LocalEntropy
@@ -31,6 +32,8 @@ __all__ = [
     "layer_profiles",
     "worst_case",
     "curvature",
+    "shift_profile",
+    "ShiftProfile",
     "local_entropy",
     "LocalEntropy",
     "free_entropy",
