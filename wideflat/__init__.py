@@ -6,6 +6,7 @@ from wideflat.committee import CommitteeMachine
 from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
 from wideflat.energy.curvature import curvature
 from wideflat.energy.shift import ShiftProfile, shift_profile
+from wideflat.energy.slices import Slice, slices
 from wideflat.energy.worst_case import worst_case
 from wideflat.entropic import Entropic
 from wideflat.entropy import FreeEntropy, LocalEntropy
@@ -34,6 +35,8 @@ __all__ = [
     "curvature",
     "shift_profile",
     "ShiftProfile",
+    "slices",
+    "Slice",
     "local_entropy",
     "LocalEntropy",
     "free_entropy",
