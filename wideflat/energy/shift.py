@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import network
+from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.measure import local_energy
@@ -143,6 +144,7 @@ class ShiftProfile:
         parts = [
             f"{c['metric']} of {c['architecture']}; {c['examples']} examples; moved: {c['parameters']}",
             f"noise: {c['scale']}",
+            "hidden units aligned" if c.get("aligned") else "",
             f"per {c['per']}" if self.kind == "quantize" else "",
             f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
         ]
@@ -190,6 +192,7 @@ def shift_profile(
     batch_size: int | None = None,
     forward: Forward | None = None,
     calibration: int = 1024,
+    align: bool = False,
 ) -> ShiftProfile:
     r"""What a definite change of the weights does to the metric; give one of ``other``, ``quantize`` and ``prune``.
 
@@ -213,6 +216,9 @@ def shift_profile(
         batch_size: Examples a batch, where batches are made here.
         forward: See :func:`wideflat.local_energy`.
         calibration: Examples from which ``"recalibrate"`` computes statistics.
+        align: First permute the hidden units and channels of ``other``, which leaves what it computes, so that its
+            weights are nearest to those of the model (:mod:`wideflat.energy.alignment`). Networks whose layers are not
+            known to treat all units alike are refused.
 
     Example:
         One weight, w = 2 and w' = 4, and the metric w x with x = 1: E grows by 2 t, and there is no barrier.
@@ -237,6 +243,10 @@ def shift_profile(
     places, change = _places(kind, given[kind], positions), SharedNoise(model, names)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     weights = {name: dict(model.named_parameters())[name].detach().clone() for name in names}
+    if align:
+        if kind != "other":
+            raise ValueError(f"align is for other weights, not for {kind}=")
+        given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
     with unwritten(model), evaluation.prepared(), change, Progress("shift profile", len(ways) + 1, progress) as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
@@ -261,7 +271,7 @@ def shift_profile(
             "shift profile", metric=evaluation.metric_name, meaning=evaluation.meaning,
             batch_norm=batch_norm if evaluation.norms else None, parameters=words, perturbed=scales.size,
             architecture=architecture(model), examples=round(float(found.weights.sum())), scale=scales.name,
-            unmoved=scales.unmoved, per=per if kind == "quantize" else None, seed=seed,
+            unmoved=scales.unmoved, per=per if kind == "quantize" else None, aligned=align, seed=seed,
         ),
     )  # fmt: skip
 
@@ -302,6 +312,13 @@ def _ways(
         changed = lambda share: pruned(weights, share)  # noqa: E731
     found = [changed(place) for place in places]
     return [still, *(_Way({name: new[name] - weights[name] for name in weights}, {}, 1.0) for new in found)]
+
+
+def _aligned(model: nn.Module, other: Any) -> dict[str, Tensor]:
+    state = other.state_dict() if isinstance(other, nn.Module) else other
+    if not isinstance(state, Mapping):
+        raise TypeError(f"other must be a state dictionary or a network, got {type(other).__name__}")
+    return aligned(model, state)
 
 
 def _to_other(
@@ -368,10 +385,8 @@ def _barrier(found: Sample, places: np.ndarray, seed: int) -> tuple[float, tuple
     inside = [k for k, t in enumerate(places) if 0 < t < 1]
     if not inside:
         return 0.0, (0.0, 0.0)
-    matrix = np.zeros((len(inside), len(found.values)))
-    for row, k in zip(matrix, inside, strict=True):
-        row[0], row[k + 1], row[-1] = places[k] - 1, 1.0, -places[k]
-    heights = found.contrast(matrix)
+    change = found.values - found.values[0]  # the chord is t times the last of them
+    heights = Sample(np.stack([change[k + 1] - places[k] * change[-1] for k in inside]), found.weights)
     variance = np.nan_to_num(heights.covariance)
     stderr = np.sqrt(np.diag(variance))
     # quantile of the largest deviation of all heights, in standard errors
