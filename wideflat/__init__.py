@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
     from wideflat.energy.curvature import curvature
+    from wideflat.energy.shift import ShiftProfile, shift_profile
+    from wideflat.energy.slices import Slice, slices
     from wideflat.energy.worst_case import worst_case
     from wideflat.entropic import Entropic
     from wideflat.entropy import FreeEntropy, LocalEntropy
@@ -48,6 +50,10 @@ _PLACES = {
     "layer_profiles": "energy.series",
     "worst_case": "energy.worst_case",
     "curvature": "energy.curvature",
+    "shift_profile": "energy.shift",
+    "ShiftProfile": "energy.shift",
+    "slices": "energy.slices",
+    "Slice": "energy.slices",
     "local_entropy": "entropy.measure",
     "LocalEntropy": "entropy.curve",
     "free_entropy": "entropy.free_entropy",
@@ -77,6 +83,10 @@ __all__ = [
     "layer_profiles",
     "worst_case",
     "curvature",
+    "shift_profile",
+    "ShiftProfile",
+    "slices",
+    "Slice",
     "local_entropy",
     "LocalEntropy",
     "free_entropy",

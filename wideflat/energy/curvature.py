@@ -168,7 +168,7 @@ def curvature(
 
     with evaluation.prepared(), Progress("curvature", max_iterations * (top > 0) + probes, enabled=progress) as bar:
         baseline = hessian.loss()
-        eigenvalues, residuals = lanczos(product, a, top, tolerance, max_iterations, generator, bar)
+        eigenvalues, residuals, _ = lanczos(product, a, top, tolerance, max_iterations, generator, bar)
         trace, stderr = hutchinson(product, a, probes, generator, bar)
     return Curvature(
         eigenvalues,
@@ -201,8 +201,8 @@ def lanczos(
     max_iterations: int,
     generator: torch.Generator,
     bar: Progress,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ``top`` largest eigenvalues of a symmetric operator, with their residuals (Lanczos, reorthogonalised).
+) -> tuple[np.ndarray, np.ndarray, list[Tensor]]:
+    """The ``top`` largest eigenvalues of a symmetric operator, with residuals and vectors (Lanczos, reorthogonalised).
 
     Args:
         product: Multiplies a matrix of columns by the operator.
@@ -216,7 +216,7 @@ def lanczos(
     size = like.numel()
     top = min(top, size)
     if top == 0:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(0), np.zeros(0), []
     q = torch.randn(size, generator=generator).to(like)
     basis = [q / q.norm()]
     alpha: list[float] = []
@@ -243,7 +243,8 @@ def lanczos(
                     f"(tolerance {tolerance:g}); raise max_iterations or ask for fewer eigenvalues",
                     stacklevel=3,
                 )
-            return values[order], bound[order]
+            found = [sum((float(c) * u for c, u in zip(vectors[:, k], basis, strict=True)), 0 * q) for k in order]
+            return values[order], bound[order], found
         basis.append(v / beta[-1])
 
 

@@ -1,0 +1,101 @@
+r"""Two networks made comparable: the hidden units of one permuted so that its weights are nearest to the other's.
+
+.. code-block:: text
+
+    minimise |w - P w'|^2  over the permutations P of hidden units and channels under which w' computes the same
+
+Given all other permutations the one of a layer is a linear assignment: unit i of w goes with unit j of w' with the gain
+<weights attached to i, weights attached to j>. So it is solved layer by layer: first in the order of the computation,
+with those weights alone whose other axis is settled, then again and again with all of them until nothing is gained.
+The first sweep finds a permuted copy exactly; between networks that were trained apart it ends in a local optimum.
+Other symmetries (the rescaling of ReLU units) are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wideflat.energy.assignment import assignment
+from wideflat.energy.hidden_units import Axis, Units, hidden_units
+
+__all__ = ["aligned"]
+
+#: Sweeps over all layers at most.
+SWEEPS = 50
+
+
+def aligned(model: nn.Module, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dictionary ``other`` with its hidden units in the order of those of ``model``: the same function.
+
+    Args:
+        model: The network.
+        other: Other weights of it.
+
+    Raises:
+        ValueError: For networks whose units cannot be told (:mod:`wideflat.energy.hidden_units`).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> state = model.state_dict()
+        >>> p = torch.tensor([2, 0, 1])
+        >>> copy = {**state, "0.weight": state["0.weight"][p], "0.bias": state["0.bias"][p],
+        ...         "2.weight": state["2.weight"][:, p]}
+        >>> torch.equal(aligned(model, copy)["2.weight"], state["2.weight"])
+        True
+    """
+    groups = hidden_units(model)
+    weights = {name for name, _ in model.named_parameters()}
+    ours = {name: value.detach() for name, value in model.state_dict().items()}
+    theirs = {name: value.detach().clone() for name, value in other.items()}
+    if wrong := [name for name in ours if name not in theirs or theirs[name].shape != ours[name].shape]:
+        raise ValueError(f"the other network has no {wrong[0]} of shape {tuple(ours[wrong[0]].shape)}")
+    for k, units in enumerate(groups):
+        later = [axis.name for other_units in groups[k + 1 :] for axis in other_units.axes]
+        names = [axis.name for axis in units.axes]
+        settled = [a for a in units.axes if a.name in weights and a.name not in later and names.count(a.name) == 1]
+        _permute(theirs, units, _best(ours, theirs, units, settled))
+    nearness = _nearness(ours, theirs, weights)
+    for _ in range(SWEEPS):
+        before = nearness
+        for units in groups:
+            changed = dict(theirs)
+            _permute(changed, units, _best(ours, theirs, units, [axis for axis in units.axes if axis.name in weights]))
+            if (found := _nearness(ours, changed, weights)) > nearness:
+                theirs, nearness = changed, found
+        if nearness <= before:
+            break
+    return theirs
+
+
+def _nearness(ours: dict[str, Tensor], theirs: dict[str, Tensor], weights: set[str]) -> float:
+    """<w, w'>: the larger, the nearer, as permutations leave lengths alone."""
+    return sum(float((ours[name].double() * theirs[name].to(ours[name]).double()).sum()) for name in weights)
+
+
+def _best(ours: dict[str, Tensor], theirs: dict[str, Tensor], units: Units, axes: list[Axis]) -> np.ndarray:
+    """Which unit of theirs goes in the place of each of ours; the order they have where no other gains."""
+    assert units.size is not None
+    gain = torch.zeros(units.size, units.size, dtype=torch.float64)
+    for axis in axes:
+        a, b = (
+            state[axis.name].double().cpu().movedim(axis.axis, 0).reshape(units.size, -1) for state in (ours, theirs)
+        )
+        gain += a @ b.T
+    found = assignment(gain.numpy())
+    rows = np.arange(units.size)
+    gained = float(gain[rows, found].sum() - gain.trace())
+    return found if gained > 1e-9 * float(gain.abs().max()) else rows
+
+
+def _permute(state: dict[str, Tensor], units: Units, order: np.ndarray) -> None:
+    """Renumber units with everything that is attached to them."""
+    assert units.size is not None
+    index = torch.from_numpy(order)
+    for axis in units.axes:
+        tensor = state[axis.name].movedim(axis.axis, 0)
+        blocks = tensor.reshape(units.size, -1, *tensor.shape[1:])[index.to(tensor.device)]
+        state[axis.name] = blocks.reshape(tensor.shape).movedim(0, axis.axis).contiguous()

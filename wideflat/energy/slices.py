@@ -1,0 +1,299 @@
+r"""Pictures of the loss around the weights: E(w + x d_1 + y d_2) - E(w) on a line or a grid, with error bars over data.
+
+.. code-block:: text
+
+    "random"         d = z |w| / |z|,  z ~ N(0, I)
+    "filter"         d = a z,  a = root mean square of the output channel of w (wideflat.energy.scales)
+    "eigenvectors"   d = v |w|,  v the unit eigenvectors of the largest eigenvalues of the Hessian of the loss
+    networks         d = w' - w: x = 1 is the other network
+
+A picture shows two directions of very many. What it shows with ``"random"`` and ``"filter"`` is close to the local
+energy (averages over all directions, with error bars over them); with eigenvectors it is the steepest there is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wideflat.checks import network
+from wideflat.energy.blocks import Blocks
+from wideflat.energy.curvature import Hessian, lanczos
+from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.points import Sample, move, sample
+from wideflat.energy.profile import architecture, conventions
+from wideflat.energy.request import whole_passes
+from wideflat.energy.scales import Scales
+from wideflat.energy.selection import Selection, select_parameters
+from wideflat.energy.shared_noise import SharedNoise, unwritten
+from wideflat.files import atomic_write
+from wideflat.progress import Progress
+from wideflat.seeds import derive_seed
+
+__all__ = ["Slice", "slices"]
+
+_WORDS = ("random", "filter", "eigenvectors")
+
+
+@dataclass
+class Slice:
+    """The metric on a line or a grid through the weights.
+
+    Attributes:
+        positions: Along each direction, shape (P,).
+        mean: E there less E(w), shape (P,) or (P, P): the first axis belongs to the first direction.
+        stderr: Standard error of each over data, of differences of the same examples.
+        baseline: E(w).
+        baseline_stderr: Its standard error over data.
+        lengths: Of each direction, |d|.
+        conventions: As in :class:`wideflat.LocalEnergy`.
+    """
+
+    positions: np.ndarray
+    mean: np.ndarray
+    stderr: np.ndarray
+    baseline: float
+    baseline_stderr: float
+    lengths: np.ndarray
+    conventions: dict[str, Any] = field(default_factory=dict)
+
+    _ARRAYS = ("positions", "mean", "stderr", "lengths")
+
+    def table(self) -> str:
+        """One row a point, as CSV: the positions, the mean, its standard error."""
+        names = ["x", "y"][: self.mean.ndim]
+        points = itertools.product(self.positions.tolist(), repeat=self.mean.ndim)
+        rows = zip(points, self.mean.flatten().tolist(), self.stderr.flatten().tolist(), strict=True)
+        lines = [",".join(map(repr, (*point, mean, stderr))) for point, mean, stderr in rows]
+        return "\n".join([",".join([*names, "mean", "stderr"]), *lines]) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, or, where the name ends in ``.csv``, the table; whole or not at all."""
+        if str(path).endswith(".csv"):
+            with atomic_write(path) as file:
+                file.write(self.table())
+            return
+        content = asdict(self)
+        for name in self._ARRAYS:
+            content[name] = content[name].tolist()
+        with atomic_write(path) as file:
+            json.dump({"format": 1, **content}, file)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Slice:
+        """Read the JSON that :meth:`save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content.pop("format") != 1:
+                raise ValueError("expected format 1")
+            content.update({name: np.array(content[name]) for name in cls._ARRAYS})
+            return cls(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a whole slice: {error}") from None
+
+    def plot(self, ax: Any = None, levels: int = 20, **style: Any) -> Any:
+        """Draw the line with its error bars, or the grid as contours; returns the axes of matplotlib.
+
+        Args:
+            ax: Axes of matplotlib; by default those of a new figure.
+            levels: Number of contours.
+            **style: Passed on to ``Axes.errorbar`` or ``Axes.contour``.
+        """
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        label = rf"$\delta E$  [{self.conventions.get('metric', 'loss')}]"
+        ax.set_xlabel("$x$")
+        if self.mean.ndim == 1:
+            ax.errorbar(self.positions, self.mean, yerr=self.stderr, **{"capsize": 2, "marker": ".", **style})
+            ax.set_ylabel(label)
+            return ax
+        finite = np.ma.masked_invalid(self.mean.T)
+        drawn = ax.contour(self.positions, self.positions, finite, levels=levels, **style)
+        ax.clabel(drawn, fontsize="x-small")
+        ax.plot([0], [0], "k+")
+        ax.set_ylabel("$y$")
+        ax.set_title(label, fontsize="small")
+        return ax
+
+    def about(self) -> str:
+        """What is shown, in one line."""
+        c = self.conventions
+        return f"{c['metric']} of {c['architecture']}; {c['examples']} examples; directions: {c['directions']}"
+
+    def __str__(self) -> str:
+        low, high = np.nanmin(self.mean), np.nanmax(self.mean)
+        shape = " x ".join(map(str, self.mean.shape))
+        lines = [
+            f"{shape} points from {self.positions[0]:g} to {self.positions[-1]:g}: dE from {low:.4g} to {high:.4g}, "
+            f"standard errors up to {np.nanmax(self.stderr):.2g}",
+            f"E(w) = {self.baseline:.5f} +- {self.baseline_stderr:.2g}",
+        ]
+        return "\n".join([*lines, self.about()] if self.conventions else lines)
+
+
+def slices(
+    model: nn.Module,
+    data: Any,
+    directions: str | nn.Module | Mapping[str, Tensor] | Sequence[Any] = "filter",
+    *,
+    positions: Sequence[float] | Tensor | np.ndarray | None = None,
+    dimensions: int = 2,
+    metric: Metric = "loss",
+    batch_norm: str = "eval",
+    parameters: Selection = "all",
+    seed: int = 0,
+    progress: bool = True,
+    batch_size: int | None = None,
+    forward: Forward | None = None,
+) -> Slice:
+    """The metric on a line or a grid through the weights.
+
+    Args:
+        model: Any network; it is left as it was found.
+        data: See :func:`wideflat.local_energy`; it is gone through once a point.
+        directions: ``"random"``, ``"filter"`` or ``"eigenvectors"``; or other weights of the same network (a network or
+            its state dictionary, or a list of one or two of them), which then say the number of dimensions.
+        positions: In units of the directions, the same along both; default 21 from -1 to 1.
+        dimensions: 1 for a line, 2 for a grid.
+        metric: ``"loss"``, ``"error"`` or a function of outputs and targets; see :func:`wideflat.local_energy`.
+        batch_norm: ``"eval"`` (running statistics of the network) or ``"batch"`` (those of each batch).
+        parameters: Which parameters move; see :func:`wideflat.energy.selection.select_parameters`.
+        seed: Of random directions and of the batches.
+        progress: Show progress.
+        batch_size: Examples a batch, where batches are made here.
+        forward: See :func:`wideflat.local_energy`.
+
+    Example:
+        L = w^2 on the line from w = 1 to w = 3: dE = (1 + 2 x)^2 - 1.
+
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> with torch.no_grad(): _ = model.weight.fill_(1.0)
+        >>> found = slices(model, (torch.ones(2, 1), torch.ones(2)), {"weight": torch.tensor([[3.0]])},
+        ...                positions=[0.0, 0.5, 1.0], metric=lambda out, _: out[:, 0] ** 2, progress=False)
+        >>> found.mean.tolist()
+        [0.0, 3.0, 8.0]
+    """
+    network(model)
+    axis = np.linspace(-1, 1, 21) if positions is None else np.atleast_1d(np.asarray(positions, dtype=float))
+    if axis.ndim != 1 or len(axis) == 0 or not np.isfinite(axis).all():
+        raise ValueError(f"positions must be a sequence of numbers, got {positions!r}")
+    if batch_norm not in ("eval", "batch"):
+        raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
+    evaluation = Evaluation(model, metric, batch_norm, forward)
+    names, words = select_parameters(model, parameters)
+    others = _others(directions, dimensions)
+    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
+    count = dimensions if others is None else len(others)
+    with unwritten(model), evaluation.prepared(), Progress("slices", 1 + len(axis) ** count, progress) as bar:
+        if others is None:
+            found = _directions(str(directions), model, names, count, seed, evaluation, blocks)
+        else:
+            found = [_difference(model, names, other) for other in others]
+        with SharedNoise(model, names) as change:
+            base = sample(evaluation, blocks, [lambda: change.apply(0.0)], bar)
+            mean, stderr = _grid(evaluation, blocks, change, found, axis, base, bar)
+    lengths = [np.sqrt(sum(float(part.double().square().sum()) for part in d.values())) for d in found]
+    return Slice(
+        axis, mean, stderr, float(base.mean[0]), float(base.stderr[0]), np.array(lengths),
+        conventions(
+            "slice", metric=evaluation.metric_name, meaning=evaluation.meaning, parameters=words,
+            perturbed=change.numel, architecture=architecture(model), examples=round(float(base.weights.sum())),
+            batch_norm=batch_norm if evaluation.norms else None,
+            directions="given" if others is not None else directions, seed=seed,
+        ),
+    )  # fmt: skip
+
+
+def _others(directions: Any, dimensions: int) -> list[Any] | None:
+    """The networks that directions lead to; None where these have a name."""
+    if isinstance(directions, str):
+        if directions not in _WORDS:
+            words = ", ".join(f'"{word}"' for word in _WORDS)
+            raise ValueError(f"directions must be {words}, or one or two other networks; got {directions!r}")
+        if dimensions not in (1, 2):
+            raise ValueError(f"dimensions must be 1 or 2, got {dimensions!r}")
+        return None
+    others = [directions] if isinstance(directions, (nn.Module, Mapping)) else list(directions)
+    if len(others) not in (1, 2):
+        raise ValueError(f"directions lead to one or two other networks, got {len(others)}")
+    return others
+
+
+def _directions(
+    kind: str, model: nn.Module, names: list[str], count: int, seed: int, evaluation: Evaluation, blocks: Blocks
+) -> list[dict[str, Tensor]]:
+    """Directions that have a name."""
+    parameters = dict(model.named_parameters())
+    weights = {name: parameters[name].detach() for name in names}
+    generator = torch.Generator().manual_seed(derive_seed(seed, "slices"))
+    if kind == "filter":
+        a = Scales(model, names, "filter").values
+        return [{name: a[name] * _normal(weights[name], generator) for name in names} for _ in range(count)]
+    flat = torch.cat([weight.flatten() for weight in weights.values()])
+    if kind == "random":
+        found = [torch.cat([_normal(w, generator).flatten() for w in weights.values()]) for _ in range(count)]
+    else:
+        loss = Evaluation(model, "loss" if evaluation.metric_name == "error" else evaluation.metric,
+                          evaluation.batch_norm, evaluation.forward)  # fmt: skip
+        hessian = Hessian(loss, blocks, names)
+        hessian.loss()
+        with Progress("eigenvectors", enabled=False) as quiet:
+            _, _, found = lanczos(hessian, flat, count, 1e-3, 100, generator, quiet)
+        if len(found) < count:
+            raise ValueError(f"{len(flat)} weights have no {count} eigenvectors: use dimensions=1")
+    sizes = [weight.numel() for weight in weights.values()]
+    found = [d * (flat.norm() / d.norm()) for d in found]
+    return [
+        {name: part.view(weights[name].shape) for name, part in zip(names, d.split(sizes), strict=True)} for d in found
+    ]
+
+
+def _normal(weight: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(weight.shape, generator=generator).to(weight)
+
+
+def _difference(model: nn.Module, names: list[str], other: Any) -> dict[str, Tensor]:
+    """The way to another network."""
+    state = other.state_dict() if isinstance(other, nn.Module) else other
+    if not isinstance(state, Mapping):
+        raise TypeError(f"directions lead to networks or state dictionaries, got {type(other).__name__}")
+    weights = dict(model.named_parameters())
+    for name in names:
+        if name not in state or state[name].shape != weights[name].shape:
+            raise ValueError(f"the other network has no {name} of shape {tuple(weights[name].shape)}")
+    return {name: state[name].detach().to(weights[name]) - weights[name].detach() for name in names}
+
+
+def _grid(
+    evaluation: Evaluation,
+    blocks: Blocks,
+    change: SharedNoise,
+    directions: list[dict[str, Tensor]],
+    axis: np.ndarray,
+    base: Sample,
+    bar: Progress,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error of the difference to w at every point."""
+    means, bars = [], []
+    for point in itertools.product(axis.tolist(), repeat=len(directions)):
+        parts = list(zip(point, directions, strict=True))
+        total = {name: sum((x * d[name] for x, d in parts), 0 * directions[0][name]) for name in directions[0]}
+        to = move(evaluation, change, total)
+        there = sample(evaluation, blocks, [lambda to=to: to(1.0)], bar)  # type: ignore[misc]
+        paired = Sample(there.values - base.values, base.weights)
+        means.append(paired.mean[0])
+        bars.append(paired.stderr[0])
+    shape = (len(axis),) * len(directions)
+    return np.array(means).reshape(shape), np.array(bars).reshape(shape)
