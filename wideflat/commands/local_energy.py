@@ -57,7 +57,7 @@ class Command:
     batch_norm: Literal["eval", "recalibrate", "batch"] = "eval"
     """Statistics that the perturbed network normalises with: its running ones, recomputed ones, those of each batch."""
     parameters: str = "all"
-    """all, "no batch norm", "no biases", weights, trainable, or a regular expression for the names of the perturbed ones."""
+    """all, "no batch norm", "no biases", weights, trainable, or a regular expression for the names of the perturbed."""
     layers: bool = False
     """One profile for each layer, with noise on that layer alone."""
     target_stderr: MaybeFloat = None
