@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,13 @@ from torch.optim import Optimizer
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.foreach import as_held
 
-__all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly"]
+__all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly", "warn_off_center"]
 
 #: State of a parameter that is made here, not by the inner optimizers or the outer one.
 OWN = ("center", "mean", "momentum_buffer")
+
+#: The optimizers that exist now, for `warn_off_center`; they are forgotten when nobody else holds them.
+_alive: WeakSet[Centered] = WeakSet()
 
 
 class Centered(Optimizer):
@@ -55,6 +60,8 @@ class Centered(Optimizer):
 
     def _make_working_memory(self) -> None:
         self._within_center = False
+        self._has_warned = False
+        _alive.add(self)
         self._layouts: dict[Tensor, tuple[Any, ...]] = {}
 
     def _settings(self) -> list[dict[str, Any]]:
@@ -344,6 +351,20 @@ def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                     f"{tuple(p.shape)}; load the state of an optimizer of the same parameters"
                 )
     optimizer.__dict__["_heard"] = state_dict
+
+
+def warn_off_center(model: nn.Module, stacklevel: int = 2) -> None:
+    """Warn, once for an optimizer, if it has put w' into a model that is about to be measured as the solution."""
+    params = set(model.parameters())
+    for optimizer in list(_alive):
+        if optimizer._has_warned or not any(p in params for p in optimizer.state) or optimizer.at_center:
+            continue
+        optimizer._has_warned = True
+        warnings.warn(
+            f"the model holds the explorer w' of {type(optimizer).__name__}, not its solution w; measure within "
+            "`with opt.center(model):`, after opt.eval(), or, at the end of training, after opt.flush()",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def adopt_state(optimizer: Optimizer, prefix: str, saved: dict[Tensor, dict[str, Any]]) -> None:

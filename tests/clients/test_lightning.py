@@ -215,3 +215,12 @@ def test_a_fit_that_was_interrupted_is_validated_at_w(tmp_path):
     trainer.validate(module, loaders("llama")[1])
     assert_same(module.evaluated[-1][1], watcher.centers[3])
     assert_same(weights(module), explorer)
+
+
+def test_a_compiled_network_is_saved_at_w(tmp_path):
+    module, watcher = Language("llama"), Watcher()
+    module.model = torch.compile(module.model, backend="aot_eager")
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3)
+    trainer_of(tmp_path, watcher, checkpoint, max_steps=3).fit(module, *loaders("llama"))
+    saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["state_dict"]
+    assert_same({key: saved[key] for key in watcher.centers[3]}, watcher.centers[3])

@@ -218,3 +218,17 @@ def test_a_checkpoint_of_the_explorer_does_not_pass_unseen(tmp_path):
     trainer.add_callback(Saver())
     with pytest.raises(RuntimeError, match="pass FocusingCallback as the last"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"restore_callback_states_from_checkpoint": True}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}],
+    ids=["callbacks restored", "compiled"],
+)
+def test_other_settings_of_the_trainer_are_resumed_bit_for_bit(settings, tmp_path):
+    whole, again = make("llama"), make("llama")
+    trainer_of(tmp_path / "whole", whole, "llama", **settings).train()
+    resumed = trainer_of(tmp_path / "again", again, "llama", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    assert_same(weights(whole), weights(again))
+    assert resumed.optimizer.optimizer.at_center

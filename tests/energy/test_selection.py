@@ -29,6 +29,27 @@ def test_selection(selection, expected):
     assert set(select_parameters(network(), selection)[0]) == expected
 
 
+def test_what_is_trainable():
+    model = network()
+    model[0].requires_grad_(False)
+    assert set(select_parameters(model, "trainable")[0]) == set(select_parameters(model, "[145].*")[0])
+    with pytest.raises(NothingSelected, match="'trainable' selects none"):
+        select_parameters(model.requires_grad_(False), "trainable")
+
+
+def test_normalisation_layers_of_other_libraries_are_known_by_their_names():
+    class LlamaRMSNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+    class Normal(LlamaRMSNorm):
+        pass
+
+    model = nn.Sequential(nn.Linear(2, 2), LlamaRMSNorm(), Normal())
+    assert select_parameters(model, "no batch norm")[0] == ["0.weight", "0.bias", "2.weight"]
+
+
 def test_a_selection_of_nothing_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"selects none of the 8 parameters.*0\.weight"):
         select_parameters(network(), "fc.*")

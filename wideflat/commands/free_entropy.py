@@ -53,7 +53,7 @@ class Command:
     scale: Literal["relative", "absolute", "layer", "filter"] = "relative"
     """What the noise is proportional to: each weight, nothing, the root mean square of its tensor or output channel."""
     parameters: str = "all"
-    """all, "no batch norm", "no biases", weights, or a regular expression for the names of those that move."""
+    """all, "no batch norm", "no biases", weights, trainable, or a regular expression for the names that move."""
     subset: int | None = None
     """So many examples, drawn at random; 1000 (or all, if there are fewer) of a run, all of a checkpoint's data."""
     chains: int = 2

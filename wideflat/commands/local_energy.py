@@ -59,7 +59,7 @@ class Command:
     batch_norm: Literal["eval", "recalibrate", "batch"] = "eval"
     """Statistics that the perturbed network normalises with: its running ones, recomputed ones, those of each batch."""
     parameters: str = "all"
-    """all, "no batch norm", "no biases", weights, or a regular expression for the names of the perturbed parameters."""
+    """all, "no batch norm", "no biases", weights, trainable, or a regular expression for the names of the perturbed."""
     scale: Literal["relative", "absolute", "layer", "filter"] = "relative"
     """What the noise on a weight is proportional to: its size (Eq. 4), nothing, the root mean square of its tensor, or
     of its output channel."""

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from wideflat.batch_norm import refresh_batch_norm
+from wideflat.centered import warn_off_center
 from wideflat.checks import network
 from wideflat.energy.blocks import to_device
 from wideflat.energy.folding import FoldedNetwork
@@ -50,6 +51,7 @@ class Evaluation:
 
     def __init__(self, model: nn.Module, metric: Metric, batch_norm: str, forward: Forward | None) -> None:
         self.model = network(model)
+        warn_off_center(model, stacklevel=3)
         self.module = model  # what is evaluated: the model, or a folded copy
         if not callable(metric) and (not isinstance(metric, str) or metric not in _METRICS):
             raise ValueError(f'metric must be "error", "loss" or a function of outputs and targets; got {metric!r}')

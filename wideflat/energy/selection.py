@@ -20,7 +20,9 @@ Selection: TypeAlias = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 _NORMALISATIONS = (
     _BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
-_WORDS = ("all", "no batch norm", "no biases", "weights")
+#: Those of other libraries, such as LlamaRMSNorm and T5LayerNorm, are known by their names.
+_NORMALISATION_NAME = re.compile(r".*(Batch|Layer|Group|RMS|Rms|Instance)Norm(alization)?[0-9]*d?")
+_WORDS = ("all", "no batch norm", "no biases", "weights", "trainable")
 
 
 class NothingSelected(ValueError):
@@ -40,6 +42,7 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
             * ``"no batch norm"``: without the affine parameters of normalisation layers;
             * ``"no biases"``: without the parameters called ``bias`` (those of normalisation layers too);
             * ``"weights"``: without both;
+            * ``"trainable"``: those with ``requires_grad``, such as the adapters of LoRA;
             * a regular expression that the whole name must match, or several of them (``"layer1.*"``,
               ``["conv1.weight", "fc.*"]``);
             * a function of the name and the parameter that says whether it is perturbed.
@@ -54,7 +57,7 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
     normalisation = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
-        if isinstance(module, _NORMALISATIONS)
+        if isinstance(module, _NORMALISATIONS) or _NORMALISATION_NAME.fullmatch(type(module).__name__)
         for name, _ in module.named_parameters(recurse=False)
     }
     parameters = dict(model.named_parameters())
@@ -64,7 +67,9 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
         words = f"function {getattr(selection, '__qualname__', type(selection).__qualname__)}"
     elif selection in _WORDS:
         words = str(selection)
+        frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
         without = {"all": set(), "no batch norm": normalisation, "no biases": bias, "weights": normalisation | bias}
+        without["trainable"] = frozen
         chosen = [name for name in parameters if name not in without[words]]
     else:
         patterns = [selection] if isinstance(selection, str) else list(selection)

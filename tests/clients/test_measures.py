@@ -1,0 +1,206 @@
+"""Transformers in the measures: dictionaries against a loop by hand, padding, -100, tied weights, LoRA, replicas."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_networks import WORDS, Examples, make
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, DataCollatorWithPadding
+
+import wideflat
+from wideflat.energy.curvature import curvature
+from wideflat.energy.worst_case import worst_case
+
+# peft asks transformers for a name that transformers has given up.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+SHIFTED = {"gpt2", "llama"}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def trained(name, lora=False):
+    """A few steps away from the start, so that no weight is zero, and not larger than a measure likes."""
+    model = make(name, lora).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+@torch.no_grad()
+def by_hand(model, data, shifted):
+    """Loss and error of each example, the positions that count counted alike, then the mean over examples."""
+    losses, errors = [], []
+    for row in range(len(data["labels"])):
+        one = {name: value[row : row + 1] for name, value in data.items()}
+        logits, labels = model(**one).logits[0], one["labels"][0]
+        if shifted:
+            logits, labels = logits[:-1], labels[1:]
+        logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        counts = labels != -100
+        losses.append(F.cross_entropy(logits[counts], labels[counts]))
+        errors.append((logits[counts].argmax(-1) != labels[counts]).double().mean())
+    return torch.stack(losses).mean().item(), torch.stack(errors).mean().item()
+
+
+def at(model, data, metric="loss", sigmas=(0.0,), **settings):
+    return wideflat.local_energy(model, data, list(sigmas), metric=metric, progress=False, max_passes=1, **settings)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "vit"])
+def test_the_energy_is_that_of_a_loop_by_hand(name):
+    model, data = trained(name), Examples(name, 6).batch()
+    if name not in ("bert", "vit"):
+        data["labels"][::2, -3:] = -100
+    loss, error = by_hand(model, data, name in SHIFTED)
+    assert at(model, data).baseline == pytest.approx(loss, rel=1e-5)
+    assert at(model, data, "error").baseline == pytest.approx(error, abs=1e-6)
+
+
+@pytest.mark.parametrize("network", [BertForMaskedLM, BertForTokenClassification])
+def test_masked_words_and_classes_of_words(network):
+    torch.manual_seed(0)
+    model = network(BertConfig(vocab_size=WORDS, **SIZES, max_position_embeddings=16, num_labels=3)).eval()
+    data = Examples("gpt2", 6).batch()
+    data["labels"] = data["labels"].where(torch.rand(6, 8) < 0.5, -100)
+    data["labels"][:, 1] = 2
+    if network is BertForTokenClassification:
+        data["labels"] = data["labels"].where(data["labels"] < 0, data["labels"] % 3)
+    loss, error = by_hand(model, data, shifted=False)
+    assert at(model, data).baseline == pytest.approx(loss, rel=1e-5)
+    assert at(model, data, "error").baseline == pytest.approx(error, abs=1e-6)
+
+
+def perturbed(model, data, sigma, seed, shifted):
+    """The loss at w + sigma z * w of one z, tied weights once."""
+    there = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in there.parameters():
+            if p.requires_grad:
+                p.mul_(1 + sigma * torch.randn(p.shape, generator=generator))
+    return by_hand(there, data, shifted)[0]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_the_rise_with_noise_is_that_of_a_loop_by_hand(name, lora):
+    """Tied weights (the words that go in and come out) have one noise; of LoRA the adapters alone have any."""
+    model, data, sigma = trained(name, lora), Examples(name, 4).batch(), 0.3
+    selection = {"parameters": "trainable"} if lora else {}
+    profile = wideflat.local_energy(
+        model, data, [sigma], metric="loss", noise="pass", max_passes=60, progress=False, **selection
+    )
+    draws = torch.tensor([perturbed(model, data, sigma, seed, name in SHIFTED) for seed in range(60)])
+    rise, error = draws.mean().item() - profile.baseline, draws.std().item() / 60**0.5
+    assert abs(profile.mean[0] - rise) < 4 * (profile.stderr[0] ** 2 + error**2) ** 0.5
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert profile.conventions["perturbed"] == trainable
+
+
+def padded(data, name, extra=3):
+    """The same examples with positions that do not count, at the end."""
+    batch = {key: F.pad(value, (0, extra), value={"labels": -100}.get(key, 0)) for key, value in data.items()}
+    if name == "bert":
+        batch["labels"] = data["labels"]
+    return batch
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
+def test_padding_changes_nothing(name):
+    model, data = trained(name), Examples(name, 4).batch()
+    more = padded(data, name)
+    for sigma in (0.0, 0.2):
+        ours, theirs = (at(model, batch, sigmas=(sigma,), seed=1) for batch in (data, more))
+        assert ours.baseline == pytest.approx(theirs.baseline, abs=1e-6)
+        assert ours.mean[0] == pytest.approx(theirs.mean[0], abs=1e-6)
+
+
+class Pad:
+    """What a collator of Hugging Face needs of a tokenizer."""
+
+    padding_side, model_input_names, deprecation_warnings = "right", ["input_ids"], {}
+
+    def pad(self, features, return_tensors=None, **_):
+        longest = max(len(one["input_ids"]) for one in features)
+        lines = [one["input_ids"] + [0] * (longest - len(one["input_ids"])) for one in features]
+        mask = [[1] * len(one["input_ids"]) + [0] * (longest - len(one["input_ids"])) for one in features]
+        return {
+            "input_ids": torch.tensor(lines),
+            "attention_mask": torch.tensor(mask),
+            "labels": torch.tensor([one["labels"] for one in features]),
+        }
+
+
+def test_a_loader_with_a_collator_of_hugging_face():
+    model, examples = trained("bert"), Examples("bert", 6)
+    lines = [
+        {"input_ids": line[: 4 + row % 4].tolist(), "labels": label.item()}
+        for row, (line, label) in enumerate(zip(examples.inputs, examples.labels, strict=True))
+    ]
+    loader = torch.utils.data.DataLoader(lines, batch_size=2, collate_fn=DataCollatorWithPadding(Pad()))
+    losses = [by_hand(model, batch, shifted=False)[0] for batch in loader]
+    assert at(model, loader).baseline == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_the_worst_point_and_the_curvature_of_a_language_model():
+    model, data = trained("llama"), Examples("llama", 4).batch()
+    assert worst_case(model, data, [0.01], metric="loss", progress=False).mean[0] > 0
+    trace = curvature(model, data, top=1, probes=100, scale="absolute", progress=False)
+    params = list(model.parameters())
+    with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
+        losses = [model(**{key: value[row : row + 1] for key, value in data.items()}).loss for row in range(4)]
+    gradients = torch.autograd.grad(torch.stack(losses).mean(), params, create_graph=True)
+    generator, samples = torch.Generator().manual_seed(0), []
+    for _ in range(100):
+        z = [torch.randint(2, p.shape, generator=generator) * 2.0 - 1 for p in params]
+        product = torch.autograd.grad(gradients, params, z, retain_graph=True)
+        samples.append(sum((a * b).sum() for a, b in zip(z, product, strict=True)).item())
+    samples = torch.tensor(samples)
+    error = (samples.var() / 100 + trace.trace_stderr**2) ** 0.5
+    assert abs(trace.trace - samples.mean()) < 4 * error
+
+
+class Normed(nn.Module):
+    """A network of names with batch norm in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.language, self.norm = make("bert"), nn.BatchNorm1d(3)
+
+    def forward(self, **batch):
+        return self.norm(self.language(**batch).logits)
+
+
+def test_batch_norm_is_refreshed_with_dictionaries():
+    model, batches = Normed().eval(), [Examples("bert", 8, seed=seed).batch() for seed in (1, 2)]
+    wideflat.refresh_batch_norm(model, batches)
+    with torch.no_grad():
+        means = [model.language(**batch).logits.mean(0) for batch in batches]
+    torch.testing.assert_close(model.norm.running_mean, torch.stack(means).mean(0))
+
+
+def test_replicas_of_a_language_model():
+    torch.manual_seed(0)
+    seeds = iter(range(3))
+
+    def network():
+        model = make("gpt2").eval()
+        torch.manual_seed(next(seeds))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        return model
+
+    replicas = wideflat.Replicas(network, 3)
+    loader = torch.utils.data.DataLoader(Examples("gpt2", 8), batch_size=4)
+    (batches, _) = replicas.batches(loader)
+    expected = sum(model(**batch).loss for model, batch in zip(replicas, batches, strict=True))
+    torch.testing.assert_close(replicas.loss(batches), expected)
+    shown = replicas.ensemble(batches[0])
+    torch.testing.assert_close(shown, torch.stack([m(**batches[0]).logits.softmax(-1) for m in replicas]).mean(0))
+    torch.testing.assert_close(shown.sum(-1), torch.ones(4, 8))
