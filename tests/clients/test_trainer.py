@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_networks import NETWORKS, Examples, make
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 import wideflat
 from wideflat.integrations.huggingface import EntropicAround, FocusingCallback
@@ -175,6 +175,23 @@ def test_the_best_model_is_the_w_that_was_evaluated(tmp_path):
     trainer.save_model(str(tmp_path / "final"))
     again = type(model).from_pretrained(tmp_path / "final")
     assert_same(weights(again), weights(model))
+
+
+def test_saving_only_the_best_and_stopping_early(tmp_path):
+    watcher, model = Watcher(), make("gpt2")
+    best = {"save_strategy": "best", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    trainer = trainer_of(
+        tmp_path, model, "gpt2", watcher=watcher, max_steps=30, eval_steps=3, greater_is_better=True, **best
+    )
+    trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+    trainer.train()
+    assert trainer.state.global_step < 30
+    losses = {step: loss for step, (loss, _) in watcher.evaluated.items()}
+    chosen = max(losses, key=losses.get)
+    assert_same(saved_in(tmp_path / f"checkpoint-{chosen}", model), watcher.centers[chosen])
+    assert_same(weights(model), watcher.centers[chosen])
+    trainer.evaluate()
+    assert_same(weights(model), watcher.centers[chosen])
 
 
 def test_focusing_by_epochs_takes_its_length_from_the_trainer(tmp_path):
