@@ -113,12 +113,11 @@ def test_the_estimate_counts_what_this_sweep_has_done(tmp_path, monkeypatch):
     assert [bar.completed for bar in bars] == [2]  # and it ends at the end
 
 
+@pytest.mark.timeout(120)
 def test_a_task_that_hangs_is_ended(tmp_path):
     task = make(tmp_path, "hangs", "hang", 1)
-    start = time.monotonic()
     (outcome,) = sweep([task], tmp_path / "logs", timeout=1.5, retries=1, progress=False)
     assert outcome.state == "done" and outcome.attempts == 2
-    assert time.monotonic() - start < 30
 
 
 def test_functions_are_called_in_processes_of_their_own(tmp_path):
