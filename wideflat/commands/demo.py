@@ -21,7 +21,7 @@ large a part of the neighbourhood makes no training errors) and the local energy
 
 NEXT = """\
 With your own network:
-  opt = wideflat.EntropySGD(model.parameters(), lr=0.5, inner_lr=0.02, gamma=0.5)     # instead of torch.optim.SGD
+  opt = wideflat.EntropySGD(model.parameters(), lr=0.5, inner_lr=0.02, gamma=0.5, momentum=0.9, nesterov=True)
   profile = wideflat.local_energy(model, (inputs, targets), sigmas=torch.linspace(0, 0.5, 11))   # how flat is it?
 The README goes on from here; `wideflat reproduce fig1` computes the whole figure, `wideflat --help` lists the rest."""
 
