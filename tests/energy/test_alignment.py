@@ -136,12 +136,24 @@ class Branching(nn.Module):
         return self.layer(x) if x.sum() > 0 else x
 
 
+class Halves(nn.Module):
+    """Flattens two halves of the channels apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(2, 4, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.conv(x).reshape(4, -1))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "Softmax .* may not treat all units alike"),
         (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=2)), "Conv2d"),
         (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Linear(2, 3)), "Linear"),
+        (Halves(), "reshape"),
         (nn.TransformerEncoderLayer(4, 2), "cannot be aligned"),
         (Branching(), "torch.fx cannot trace it"),
         (tied(), "2.weight is tied to another parameter"),

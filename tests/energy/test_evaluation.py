@@ -111,3 +111,26 @@ def test_the_mean_of_a_batch_has_its_graph_and_counts():
     assert counted == 4 and torch.allclose(value, expected) and value.requires_grad
     assert evaluation.values(batch, 5).mean().item() == pytest.approx(value.item())
     assert evaluation.meaning == "cross-entropy" and evaluation.counted == 4
+
+
+class Viewing(nn.Module):
+    """Views its maps as vectors, which channels-last memory does not allow."""
+
+    def __init__(self, flatten):
+        super().__init__()
+        self.conv, self.norm, self.out, self.flatten = nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.Linear(24, 3), flatten
+
+    def forward(self, x):
+        return self.out(self.flatten(self.norm(self.conv(x))))
+
+
+@pytest.mark.parametrize("noise", ["batch", "example", "pass"])
+def test_a_network_may_view_its_maps(noise):
+    torch.manual_seed(0)
+    model, plain = Viewing(lambda x: x.view(x.size(0), -1)), Viewing(lambda x: x.flatten(1))
+    plain.load_state_dict(model.state_dict())
+    data = torch.randn(24, 2, 4, 4), labels(3, 24)
+    options = {"metric": "loss", "noise": noise, "max_passes": 50}
+    ours, theirs = (measure(network, data, [0.3], **options) for network in (model, plain))
+    assert ours.baseline == pytest.approx(theirs.baseline, rel=1e-5)
+    assert abs(ours.mean[0] - theirs.mean[0]) < 4 * np.hypot(ours.stderr[0], theirs.stderr[0])

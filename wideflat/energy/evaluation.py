@@ -69,7 +69,8 @@ class Evaluation:
         self.device = first.device
         kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
         self.dtype = kinds.pop() if len(kinds) == 1 else None
-        self.has_conv2d = any(p.dim() == 4 for p in model.parameters())
+        self.channels_last = self.device.type == "cpu" and any(p.dim() == 4 for p in model.parameters())
+        self.views = False  # whether it was seen to need its images in the usual order
         self.norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
     @property
@@ -129,7 +130,7 @@ class Evaluation:
 
     def fold(self, example: Any) -> None:
         """Evaluate a copy with folded batch norm from here on, if the network allows it and gives the same answer."""
-        if self.batch_norm != "eval" or self.forward is not None:
+        if self.batch_norm != "eval" or self.forward is not None or self.views:
             return
         folded = FoldedNetwork.fold(self.model)
         if folded is None:
@@ -160,7 +161,7 @@ class Evaluation:
             return inputs
         if inputs.dtype == torch.float64 and self.dtype is not None:
             inputs = inputs.to(self.dtype)
-        if self.has_conv2d and self.device.type == "cpu" and inputs.dim() == 4:
+        if self.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
@@ -172,7 +173,20 @@ class Evaluation:
         return None if self.forward is not None else self._inputs(batch)
 
     def outputs(self, batch: Any) -> tuple[Any, Any]:
-        """Outputs and targets of a batch."""
+        """Outputs and targets of a batch.
+
+        A network that calls ``view`` on its maps cannot take images with channels last: it gets them in the usual order
+        from the first time it fails.
+        """
+        try:
+            return self._outputs(tree_map(_in_usual_order, batch) if self.views else batch)
+        except RuntimeError as error:
+            if not self.channels_last or "view size is not compatible" not in str(error):
+                raise
+        self.views, self.channels_last = True, False
+        return self._outputs(tree_map(_in_usual_order, batch))
+
+    def _outputs(self, batch: Any) -> tuple[Any, Any]:
         if self.forward is not None:
             result = self.forward(self.module, batch)
             if not isinstance(result, tuple) or len(result) != 2:
@@ -237,6 +251,11 @@ class Evaluation:
     def recalibrate(self, batches: Sequence[Any]) -> None:
         """Compute the batch-norm statistics anew, with the weights as they are now: the plain average over batches."""
         refresh_batch_norm(self.model, batches, forward=lambda model, batch: self.outputs(batch))
+
+
+def _in_usual_order(leaf: Any) -> Any:
+    """Images in memory as torch lays them out by default."""
+    return leaf.contiguous() if isinstance(leaf, Tensor) and leaf.dim() == 4 else leaf
 
 
 def _arguments(model: nn.Module) -> list[inspect.Parameter]:

@@ -33,9 +33,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _KEEPING: set[Any] = {
     F.relu, F.relu6, F.leaky_relu, F.elu, F.silu, F.gelu, F.tanh, F.sigmoid, F.softplus, F.dropout, torch.relu,
-    torch.tanh, torch.sigmoid, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool1d, F.avg_pool1d,
-    "relu", "relu_", "tanh", "sigmoid", "contiguous",
+    torch.tanh, torch.sigmoid, "relu", "relu_", "tanh", "sigmoid", "contiguous",
 }  # fmt: skip
+_POOLING: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool1d, F.avg_pool1d}
 _SUMS: set[Any] = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _SIZES: set[Any] = {"size", "dim", getattr, operator.getitem}
 
@@ -195,11 +195,12 @@ class _Reader:
         first = known[0]
         if node.target in _SUMS:
             for other in known[1:]:
-                if other.channels != first.channels:
+                sizes = {first.units.size, other.units.size} - {None}
+                if other.channels != first.channels or len(sizes) > 1:
                     raise self._refuse(node, node.target)
                 self._tie(first.units, other.units)
             return _Label(first.units, first.channels)
-        if len(known) == 1 and node.target in _KEEPING:
+        if len(known) == 1 and (node.target in _KEEPING or (first.channels and node.target in _POOLING)):
             return _Label(first.units, first.channels)
         if _flattens(node) or (first.channels and _averages(node)):
             return _Label(first.units, False)
@@ -212,12 +213,15 @@ def _flattens(node: fx.Node) -> bool:
     flatten: tuple[Callable[..., Any] | str, ...] = (torch.flatten, "flatten")
     if node.target in flatten:
         return (rest == (1,) and not node.kwargs) or (not rest and dict(node.kwargs) == {"start_dim": 1})
-    return (
-        node.target in ("view", "reshape", torch.reshape)
-        and len(rest) == 2
-        and isinstance(rest[1], int)
-        and rest[1] < 0
-    )
+    shaped = node.target in ("view", "reshape") and len(rest) == 2 and _counts_examples(rest[0])
+    return shaped and isinstance(rest[1], int) and rest[1] == -1
+
+
+def _counts_examples(size: object) -> bool:
+    """Whether a node is x.size(0) or x.shape[0]."""
+    if not isinstance(size, fx.Node) or size.args[1:] != (0,):
+        return False
+    return size.target == "size" or size.target is operator.getitem
 
 
 def _averages(node: fx.Node) -> bool:
