@@ -175,7 +175,8 @@ def curvature(
         return w * hessian(w * v)
 
     with evaluation.prepared(), Progress("curvature", max_iterations * (top > 0) + probes, enabled=progress) as bar:
-        baseline = hessian.loss()
+        with evaluation.explained():
+            baseline = hessian.loss()
         eigenvalues, residuals = lanczos(product, weights, top, tolerance, max_iterations, generator, bar)
         trace, stderr = hutchinson(product, weights, probes, generator, bar)
     return Curvature(
