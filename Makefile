@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types slow bench clean
+.PHONY: demo test lint types slow fuzz bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/wideflat demo
@@ -21,6 +21,12 @@ types: $(INSTALLED)
 
 slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# Another seed every time, printed; make fuzz SEED=7 repeats one.
+fuzz: SEED := $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6))')
+fuzz: $(INSTALLED)
+	$(BIN)/python tests/fuzz/test_arguments.py 5000 $(SEED)
+	$(BIN)/python tests/fuzz/test_command_lines.py 500 $(SEED)
 
 bench: $(INSTALLED)
 	@for file in benchmarks/[a-z]*.py; do \

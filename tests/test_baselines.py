@@ -169,7 +169,7 @@ def test_sam_is_saved_copied_and_refuses_to_step_blindly():
     same(model, third, rtol=0, atol=0)
     with pytest.raises(ValueError, match="two gradients a step"):
         opt.step()
-    with pytest.raises(ValueError, match="rho must be >= 0"):
+    with pytest.raises(ValueError, match="rho must be a finite number >= 0"):
         wideflat.SAM(model.parameters(), rho=-1.0)
 
 

@@ -271,7 +271,11 @@ def test_focusing_drives_the_pull():
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), inner_steps=0), ValueError, "inner_steps must be"),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), pull=-1), ValueError, "pull must be >= 0, got -1"),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), alpha=2), ValueError, "alpha must be between"),
-        (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), outer_lr=-1), ValueError, "outer_lr must be >= 0"),
+        (
+            lambda: wideflat.Entropic(torch.optim.SGD(parameters()), outer_lr=-1),
+            ValueError,
+            "outer_lr must be a finite",
+        ),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), inner_state="half"), ValueError, "'keep' or 'rest"),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), state_dtype=torch.int64), ValueError, "real numbers"),
         (lambda: wideflat.Entropic(*[torch.optim.SGD(parameters())] * 2), ValueError, "more than one parameter group"),

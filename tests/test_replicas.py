@@ -365,7 +365,7 @@ def test_auto_falls_back_to_the_loop_with_a_warning(monkeypatch):
 def test_refuses_bad_input():
     with pytest.raises(TypeError, match="must be a function that makes a network"):
         wideflat.Replicas(make_model(), 3)
-    with pytest.raises(ValueError, match="num_replicas must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="num_replicas must be a whole number >= 1, got 0"):
         wideflat.Replicas(make_model, 0)
     with pytest.raises(ValueError, match="vectorize must be"):
         wideflat.Replicas(make_model, 2, vectorize="yes")

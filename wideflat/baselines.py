@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
+from wideflat.checks import number
 from wideflat.distributed.group import detached
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
@@ -255,8 +256,9 @@ class SAM(Optimizer):
         rho: float = 0.05,
         **settings: Any,
     ) -> None:
-        if not rho >= 0:
-            raise ValueError(f"rho must be >= 0, got {rho}")
+        number("rho", rho, 0)
+        if "lr" in settings:
+            number("lr", settings["lr"], 0)
         #: While the model holds w + e: each parameter, its w and its first gradient.
         self._perturbed: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self._restored = False

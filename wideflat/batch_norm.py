@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
+from wideflat.checks import network, shown, whole
+
 __all__ = ["refresh_batch_norm"]
 
 
@@ -77,6 +79,11 @@ def refresh_batch_norm(
         >>> model[0].running_mean.item(), model[0].running_var.item()
         (4.0, 2.0)
     """
+    network(model)
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"loader must be an iterable of batches, got {shown(loader)}")
+    if num_batches is not None:
+        whole("num_batches", num_batches, 0)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return

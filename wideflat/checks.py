@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["choice", "function", "network", "number", "real_tensor", "shown", "whole"]
+__all__ = ["choice", "function", "network", "number", "numbers_of", "real_tensor", "shown", "whole"]
 
 T = TypeVar("T")
 
@@ -88,6 +88,27 @@ def number(
     if not math.isfinite(plain) or not least <= plain <= most or (above is not None and not plain > above):
         raise ValueError(f"{wanted}, got {plain:g}")
     return plain
+
+
+def numbers_of(name: str, value: Any, least: float = -math.inf, *, above: float | None = None) -> list[float]:
+    """A sequence of finite numbers, at least one of them; a single number is a sequence of it.
+
+    >>> numbers_of("sigmas", np.array([0.1, 0.2]), least=0)
+    [0.1, 0.2]
+    >>> numbers_of("sigmas", ["a"])
+    Traceback (most recent call last):
+    ...
+    TypeError: sigmas must be a finite number, got 'a'
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        values = [value] if value.ndim == 0 else list(real_tensor(name, value, (1,)))
+    elif isinstance(value, (str, bytes, dict, set, nn.Module)) or not isinstance(value, (numbers.Real, Iterable)):
+        raise TypeError(f"{name} must be a sequence of numbers, got {shown(value)}")
+    else:
+        values = [value] if isinstance(value, numbers.Real) else list(value)
+    if not values:
+        raise ValueError(f"{name} must have at least one value, got none")
+    return [number(name, each, least, above=above) for each in values]
 
 
 def _dimensions(value: Any) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered, check_overlap
+from wideflat.checks import number, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
 
@@ -115,8 +116,8 @@ class Cycles(Centered):
             self._restart(inner)
         with nullcontext() if starting else self._pulled(numbers, parts):
             self._step_inner(inner)
-        for number, part, group in zip(numbers, parts, inner.param_groups, strict=True):
-            settings = self._settings()[number]
+        for k, part, group in zip(numbers, parts, inner.param_groups, strict=True):
+            settings = self._settings()[k]
             if settings["epsilon"]:
                 scale = math.sqrt(float(group["lr"])) * float(settings["epsilon"])
                 add_noise(part.w_prime, part.places, self._noise_of(settings), int(settings["step"]), scale)
@@ -152,13 +153,13 @@ class Cycles(Centered):
     def _parts(self, chosen: Callable[[Tensor], bool]) -> list[Part]:
         """The parameters that take part, group by group; state is made for those that have none yet."""
         parts, place = [], 0
-        for number, group in enumerate(self.param_groups):
-            part, keeps_mean = Part(), self._keeps_mean(number)
+        for k, group in enumerate(self.param_groups):
+            part, keeps_mean = Part(), self._keeps_mean(k)
             for p in group["params"]:
                 if chosen(p):
                     state = self.state[p]
                     if "center" not in state or (keeps_mean and "mean" not in state):
-                        self._allocate(number, p)
+                        self._allocate(k, p)
                     part.w_prime.append(p)
                     part.places.append(place)
                     part.states.append(state)
@@ -317,8 +318,7 @@ class Entropic(Cycles):
     ) -> None:
         _check_optimizers(optimizers)
         for name, value in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
+            number(name, value, 0, 1e30)
         settings = {"inner_steps": inner_steps, "pull": pull, "alpha": alpha, "epsilon": epsilon, "seed": seed}
         check_cycle(settings)
         if not pull >= 0:
@@ -333,6 +333,8 @@ class Entropic(Cycles):
             sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=True)
             outer = partial(sgd, momentum=outer_momentum, nesterov=outer_momentum > 0)
         self.outer = outer([self._centers_of(group) for group in self.param_groups])
+        if not isinstance(self.outer, Optimizer):
+            raise TypeError(f"outer must make a torch optimizer of parameter groups, made {shown(self.outer)}")
         self._remember_beginning()
 
     def _settings(self) -> list[dict[str, Any]]:

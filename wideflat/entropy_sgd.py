@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import check_overlap, step_quietly
+from wideflat.checks import shown
 from wideflat.entropic import Cycles, Part, check_cycle
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
@@ -147,6 +148,8 @@ class EntropySGD(Cycles):
         if inner is None:
             self.inner = [self._inner_sgd(group) for group in self.param_groups]
         else:
+            if isinstance(inner, torch.nn.Module):
+                raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=True)
         self._remember_beginning()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import math
 import os
+import struct
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,6 +24,16 @@ except ImportError:  # Windows: nothing is held there
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["DamagedState", "atomic_write", "hold", "names_in_npz", "read_npz", "sha256"]
+
+#: The most bytes of one array in an ``.npz`` file; above the small ones, it may be so many times larger than packed.
+MOST_BYTES, SMALL_BYTES, MOST_SWELLING = 2**32, 2**28, 200
+
+#: What reading a damaged ``.npz`` file raises, in zipfile, zlib and NumPy.
+UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(NotImplementedError, RuntimeError, OSError, OverflowError, MemoryError, SyntaxError),
+    *(struct.error, tokenize.TokenError),
+)
 
 
 class DamagedState(RuntimeError):
@@ -124,14 +137,37 @@ def names_in_npz(path: str | os.PathLike[str]) -> list[str]:
         return list(content.files)
 
 
+def _check_members(content: np.lib.npyio.NpzFile) -> None:
+    """Refuse members that are larger than any file of ours, or that claim another size than they have."""
+    if not content.files:
+        raise ValueError("there is no array in it")
+    archive = content.zip
+    assert archive is not None  # it is open
+    for info in archive.infolist():
+        if info.file_size > max(SMALL_BYTES, min(MOST_BYTES, MOST_SWELLING * info.compress_size)):
+            raise ValueError(f"{info.filename} would unpack to {info.file_size} bytes")
+        with archive.open(info) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(member)
+            if dtype.hasobject:
+                raise ValueError(f"{info.filename} holds Python objects (a pickle), which are not read")
+            claimed = math.prod(shape) * dtype.itemsize
+            if claimed != info.file_size - member.tell():
+                there = info.file_size - member.tell()
+                raise ValueError(f"{info.filename} says that it has {claimed} bytes, and has {there}")
+
+
 @contextlib.contextmanager
 def _npz(path: str | os.PathLike[str]) -> Iterator[np.lib.npyio.NpzFile]:
     """An open ``.npz`` file; whatever is wrong about it or its arrays is one kind of error."""
-    try:
-        with open(path, "rb") as file, contextlib.closing(np.lib.npyio.NpzFile(file, allow_pickle=False)) as content:
-            yield content
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError) as error:
-        raise ValueError(f"{os.fspath(path)} is not a whole .npz file of plain arrays ({error})") from error
+    with open(path, "rb") as file:
+        try:
+            with contextlib.closing(np.lib.npyio.NpzFile(file, allow_pickle=False)) as content:
+                _check_members(content)
+                yield content
+        except UNREADABLE as error:
+            raise ValueError(f"{os.fspath(path)} is not a whole .npz file of plain arrays ({error})") from error
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
+
+from wideflat.checks import function, shown
 
 if TYPE_CHECKING:
     from wideflat.entropy_sgd import EntropySGD
@@ -224,6 +227,9 @@ def automatic_gamma0(
         >>> automatic_gamma0(opt, closure), w.item()
         (4.0, 2.0)
     """
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "at_center"):
+        raise TypeError(f"optimizer must be an EntropySGD, got {shown(optimizer)}")
+    function("closure", closure)
     if not optimizer.at_center:
         raise ValueError("automatic_gamma0 needs an optimizer at the start of a cycle; call optimizer.flush() first")
     state = copy.deepcopy(optimizer.state_dict())

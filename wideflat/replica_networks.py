@@ -14,10 +14,14 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
+from wideflat.checks import network, whole
 from wideflat.distributed.group import InProcess, set_to_mean
 from wideflat.replica_batches import ReplicaBatches
 
 __all__ = ["Replicas"]
+
+#: More replicas in one process are never meant.
+MOST_REPLICAS = 10_000
 
 
 class Replicas(nn.Module):
@@ -62,11 +66,10 @@ class Replicas(nn.Module):
                 "make_model must be a function that makes a network, so that every replica gets an initialisation of "
                 f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
             )
-        if num_replicas < 1:
-            raise ValueError(f"num_replicas must be >= 1, got {num_replicas}")
+        num_replicas = whole("num_replicas", num_replicas, 1, MOST_REPLICAS)
         if vectorize not in (True, False, "auto"):
             raise ValueError(f"vectorize must be True, False or 'auto', got {vectorize!r}")
-        first = make_model()
+        first = network(make_model(), "what make_model returns")
         others = [make_model() if independent else copy.deepcopy(first) for _ in range(num_replicas - 1)]
         shapes = [(name, p.shape) for name, p in first.named_parameters()]
         for other in others:

@@ -91,10 +91,10 @@ def test_it_works_with_the_optimizers_of_the_library():
     ("arguments", "message"),
     [
         ({"hidden": 4}, "hidden must be an odd number, so that no vote is a tie; got 4"),
-        ({"hidden": -1}, "odd"),
-        ({"dropout": 1.0}, "dropout must be a probability below 1, got 1.0"),
-        ({"tanh_beta": 0.0}, "tanh_beta must be > 0"),
-        ({"num_inputs": 0}, "num_inputs must be >= 1"),
+        ({"hidden": -1}, "hidden must be a whole number >= 1, got -1"),
+        ({"dropout": 1.0}, "dropout must be a probability below 1, got 1"),
+        ({"tanh_beta": 0.0}, "tanh_beta must be a finite number > 0"),
+        ({"num_inputs": 0}, "num_inputs must be a whole number >= 1"),
     ],
 )
 def test_impossible_networks_are_refused(arguments, message):

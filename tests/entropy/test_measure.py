@@ -180,7 +180,7 @@ def test_saved_and_loaded(tmp_path):
         assert (one.method, one.num_weights, one.on_errors) == (other.method, other.num_weights, other.on_errors)
     content = (tmp_path / "curve.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"cut\.npz is damaged"):
+    with pytest.raises(ValueError, match=r"cut\.npz is not a whole"):
         LocalEntropy.load(tmp_path / "cut.npz")
     np.savez(tmp_path / "other.npz", phi=np.zeros(3))
     with pytest.raises(ValueError, match="is not a curve"):
@@ -199,7 +199,7 @@ def test_saved_and_loaded(tmp_path):
         ({"targets": torch.ones(29)}, "one number for each of the 30 patterns"),
         ({"targets": torch.zeros(30)}, "targets must be \\+1 or -1, got 0"),
         ({"deltas": []}, "at least one value"),
-        ({"deltas": [0.1, -1]}, "positive and finite"),
+        ({"deltas": [0.1, -1]}, "finite number > 0, got -1"),
         ({"deltas": [1.0, 0.1]}, "deltas must grow"),
         ({"method": "magic"}, "method must be one of 'bp', 'tap', 'ep', 'ep-vector', 'sample', got 'magic'"),
         ({"on_errors": "hide"}, "on_errors must be"),

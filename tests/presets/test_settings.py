@@ -23,15 +23,15 @@ def test_fewer_epochs_rescale_everything():
     "changes, message",
     [
         ({"epochs": 0}, "epochs must be a whole number >= 1, got 0"),
-        ({"batch_size": 1.5}, "batch_size must be a whole number"),
-        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-        ({"lr": math.nan}, "lr must be >= 0, got nan"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"lr": -1.0}, "lr must be a finite number >= 0, got -1"),
+        ({"lr": math.nan}, "lr must be a finite number >= 0, got nan"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
-        ({"gamma0": -1.0}, "gamma0 must be >= 0, or None"),
-        ({"gamma_factor": 0.0}, "gamma_factor must be > 0"),
+        ({"gamma0": -1.0}, "gamma0, unless it is None.* must be a finite number >= 0"),
+        ({"gamma_factor": 0.0}, "gamma_factor must be a finite number > 0"),
         ({"focusing": "linear"}, "focusing must be one of exponential, cosine, constant, got 'linear'"),
         ({"dataset": "mnist"}, "dataset must be one of cifar10"),
-        ({"period_changes": ((3, 0),)}, "a period must be >= 1"),
+        ({"period_changes": ((3, 0),)}, "the period from epoch 3 on must be a whole number >= 1"),
     ],
 )
 def test_wrong_values_are_refused(changes, message):

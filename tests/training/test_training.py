@@ -13,6 +13,7 @@ from torch import nn
 import wideflat
 import wideflat.models
 from wideflat.presets import ALGORITHMS, PRESETS, preset
+from wideflat.presets.networks import NETWORKS
 from wideflat.training import Options, Training
 from wideflat.training.scores import evaluate
 from wideflat.training.training import augmentation
@@ -157,8 +158,8 @@ def test_batch_norm_of_the_center_is_refreshed():
     data = images(64, 16)
     bn = {"model": "resnet18", "model_arguments": ()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            wideflat.models,
+        patch.setitem(
+            NETWORKS,
             "resnet18",
             lambda num_classes: nn.Sequential(
                 nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, num_classes)

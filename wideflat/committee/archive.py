@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_npz
 
 __all__ = ["check_shapes", "read", "write"]
 
@@ -37,13 +35,12 @@ def read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Any], dict[
         FileNotFoundError: There is none.
     """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
+        arrays = read_npz(path)
         record = json.loads(str(arrays.pop("metadata")))
     except KeyError as error:
         raise ValueError(f"there is no {error} in it") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, AttributeError, NotImplementedError) as error:
-        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("its record is nested too deeply") from error
     if not isinstance(record, dict) or record.pop("format", None) != form:
         raise ValueError(f"it does not say that it is of the format {form!r}")
     return record, arrays

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.checks import number, whole
+
 __all__ = [
     "CommitteeMachine",
     "balanced_error",
@@ -33,10 +35,13 @@ __all__ = [
     "wrong_patterns",
 ]
 
+#: Larger machines are never meant; their weights would fill the memory.
+MOST_INPUTS, MOST_HIDDEN = 10**7, 10**4
+
 
 def check_hidden(hidden: int) -> None:
     """Refuse numbers of hidden units whose vote can be a tie."""
-    if hidden < 1 or hidden % 2 == 0:
+    if whole("hidden", hidden, 1, MOST_HIDDEN) % 2 == 0:
         raise ValueError(f"hidden must be an odd number, so that no vote is a tie; got {hidden}")
 
 
@@ -106,13 +111,11 @@ class CommitteeMachine(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_inputs < 1:
-            raise ValueError(f"num_inputs must be >= 1, got {num_inputs}")
+        num_inputs = whole("num_inputs", num_inputs, 1, MOST_INPUTS)
         check_hidden(hidden)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be a probability below 1, got {dropout}")
-        if tanh_beta <= 0:
-            raise ValueError(f"tanh_beta must be > 0, got {tanh_beta}")
+        dropout, tanh_beta = number("dropout", dropout, 0, 1), number("tanh_beta", tanh_beta, above=0)
+        if dropout == 1:
+            raise ValueError("dropout must be a probability below 1, got 1")
         self.num_inputs, self.hidden, self.dropout, self.tanh_beta = num_inputs, hidden, dropout, tanh_beta
         weight = torch.rand(hidden, num_inputs, generator=generator, dtype=dtype) * 2 - 1
         self.weight = nn.Parameter(weight.to(device))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
+from wideflat.checks import shown
 from wideflat.committee import checkpoint as checkpoints
 from wideflat.committee.checkpoint import Restart
 from wideflat.committee.job import FORMS, Job, center
@@ -127,6 +128,8 @@ def train(
 
 def _named(setting: Setting | str) -> tuple[str, Setting]:
     """A setting and its name, which is that of the algorithm where it has none."""
+    if not isinstance(setting, (str, Setting)):
+        raise TypeError(f"setting must be a Setting or the name of one, got {shown(setting)}")
     if isinstance(setting, str):
         if setting not in SETTINGS:
             raise ValueError(f"there is no setting {setting!r}; there are {', '.join(SETTINGS)}")

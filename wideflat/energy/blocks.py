@@ -85,7 +85,7 @@ class Blocks:
         elif isinstance(data, (list, tuple)):
             self._batches = data
             self.count = total = len(data)
-        elif isinstance(data, Iterable):
+        elif isinstance(data, Iterable) and getattr(data, "ndim", None) != 0:  # a tensor of one number says that it is
             self._batches = data
             total = 1
             self.sharded = isinstance(getattr(data, "sampler", None), DistributedSampler)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat.checks import real_tensor
 from wideflat.committee.channel import log_majority
 from wideflat.committee.machine import wrong_patterns
 from wideflat.energy.profile import LocalEnergy, check_sigmas, conventions
@@ -39,6 +40,8 @@ def committee_local_energy(
         >>> committee_local_energy(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1), [0.0, 1.0]).round(decimals=4)
         tensor([0.0000, 0.1587], dtype=torch.float64)
     """
+    weights, inputs = real_tensor("weights", weights), real_tensor("inputs", inputs)
+    targets = real_tensor("targets", targets, (1,))
     if weights.dim() < 2 or inputs.dim() != 2 or weights.shape[-1] != inputs.shape[1] or len(targets) != len(inputs):
         raise ValueError(
             "expected weights (..., H, N), inputs (P, N) and targets (P,); got "

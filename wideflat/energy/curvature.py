@@ -167,7 +167,8 @@ def curvature(
         return a[:, None] * hessian(a[:, None] * v)
 
     with evaluation.prepared(), Progress("curvature", max_iterations * (top > 0) + probes, enabled=progress) as bar:
-        baseline = hessian.loss()
+        with evaluation.explained():
+            baseline = hessian.loss()
         eigenvalues, residuals, _ = lanczos(product, a, top, tolerance, max_iterations, generator, bar)
         trace, stderr = hutchinson(product, a, probes, generator, bar)
     return Curvature(

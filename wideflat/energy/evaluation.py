@@ -223,6 +223,17 @@ class Evaluation:
                 "forward=lambda model, batch: (model(*batch[0]), batch[1])"
             ) from error
 
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say of an error from deep inside the network that it is the network's, on these data."""
+        try:
+            yield
+        except (RuntimeError, IndexError, AttributeError) as error:
+            raise RuntimeError(
+                f"the network ({type(self.model).__name__}) fails on these data: {error}. Try model(inputs) on a "
+                "batch of them, or say how it is called with forward="
+            ) from error
+
     def values(self, batch: Any, size: int) -> Tensor:
         """The metric of every example in float64, or one number for all of them."""
         return self.score(*self.outputs(batch), size)

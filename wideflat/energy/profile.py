@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from wideflat import interruption
+from wideflat.checks import numbers_of
 from wideflat.energy.certificate import certified_accuracy
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
@@ -69,10 +70,7 @@ def architecture(model: nn.Module) -> str:
 
 def check_sigmas(sigmas: Any) -> np.ndarray:
     """The strengths of the noise as an array, if that is what they are."""
-    values = np.atleast_1d(np.asarray(sigmas, dtype=float))
-    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"sigmas must be a sequence of numbers >= 0, got {sigmas!r}")
-    return values
+    return np.array(numbers_of("sigmas", sigmas, 0))
 
 
 class Interrupted(interruption.Interrupted):

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from wideflat.checks import number, whole
 from wideflat.energy.blocks import Block, Blocks, cloned, truncated
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.example_noise import ExampleNoise
@@ -36,6 +37,8 @@ BatchNorm: TypeAlias = Literal["eval", "recalibrate", "batch"]
 DEFAULT_PASSES = {"batch": 2, "example": 2, "pass": 64}
 #: Passes after which a target that was not reached is given up.
 MOST_PASSES = 1000
+#: More are never meant.
+LARGEST_PASSES = 1e6
 #: Examples of a batch in which the network is looked at.
 LOOK = 32
 #: Most examples that are evaluated together because they influence each other, where nobody said how many.
@@ -76,8 +79,10 @@ class Request:
             raise ValueError(f'batch_norm must be "eval", "recalibrate" or "batch", got {self.batch_norm!r}')
         if self.target_stderr is not None and not self.target_stderr > 0:
             raise ValueError(f"target_stderr must be positive, got {self.target_stderr}")
-        if self.max_passes is not None and not self.max_passes > 0:
-            raise ValueError(f"max_passes must be positive, got {self.max_passes}")
+        if self.batch_size is not None:
+            whole("batch_size", self.batch_size, 1, 2**63)
+        if self.max_passes is not None:
+            number("max_passes", self.max_passes, most=LARGEST_PASSES, above=0)
         if self.noise == "example" and self.batch_norm != "eval":
             raise ValueError(
                 f'batch_norm="{self.batch_norm}" needs examples that share their noise, since statistics are taken '
@@ -201,11 +206,13 @@ def _look(request: Request, evaluation: Evaluation) -> tuple[Blocks, Block, Beha
         return blocks, first, observe(evaluation, first, request.seed)
     except (RuntimeError, IndexError):
         if request.batch_size or not blocks.in_memory or blocks.count == 1 or blocks.bytes > WHOLE_BYTES:
-            raise
+            with evaluation.explained():
+                raise
         whole = Blocks(request.data, blocks.examples or size, request.seed, request.augment, in_order=True)
         with contextlib.suppress(RuntimeError, IndexError):
             return whole, whole.first(), observe(evaluation, whole.first(), request.seed)
-        raise
+        with evaluation.explained():
+            raise
 
 
 def _agreed(behaviour: Behaviour, copies: bool) -> Behaviour:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from wideflat.checks import shown
+
 __all__ = ["NothingSelected", "Selection", "select_parameters"]
 
 #: Which parameters are perturbed: a word, a regular expression for the whole name, several of them, or a predicate.
@@ -54,6 +56,8 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
         >>> select_parameters(model, "0[.].*")
         (['0.weight', '0.bias'], '0[.].*')
     """
+    if isinstance(selection, (Tensor, nn.Module)) or not (callable(selection) or isinstance(selection, Iterable)):
+        raise TypeError(f"parameters must be names, regular expressions or a function, got {shown(selection)}")
     normalisation = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

@@ -105,7 +105,8 @@ def worst_case(
         search = _Ascent(evaluation, ascent, change, scales, steps, bar)
         totals, base, sizes = np.zeros(len(radii)), 0.0, 0
         for group in _groups(blocks, noise):
-            value, size = search.totals(group, 0.0)
+            with evaluation.explained():
+                value, size = search.totals(group, 0.0)
             base += value
             sizes += size
             totals += search.climb(group, radii)

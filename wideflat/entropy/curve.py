@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_npz
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,15 +137,14 @@ class LocalEntropy:
     def load(cls, path: str | os.PathLike[str]) -> LocalEntropy:
         """Read a curve written by ``save``. Nothing in the file is executed."""
         try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile) or str(archive.get("kind")) != _KIND:
-                    raise ValueError(f"{path} is not a curve written by LocalEntropy.save()")
-                found = {name: archive[name] for name in archive.files}
-                curve = cls._from_arrays(found, "")
-                others = [name.removesuffix("/phi") for name in found if name.endswith("/phi")]
-                curve.others = {name: cls._from_arrays(found, f"{name}/") for name in others}
-                return curve
-        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
+            found = read_npz(path)
+            if str(found.get("kind")) != _KIND:
+                raise ValueError(f"{path} is not a curve written by LocalEntropy.save()")
+            curve = cls._from_arrays(found, "")
+            others = [name.removesuffix("/phi") for name in found if name.endswith("/phi")]
+            curve.others = {name: cls._from_arrays(found, f"{name}/") for name in others}
+            return curve
+        except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged and cannot be read ({error}): compute it again") from error
 
     @classmethod

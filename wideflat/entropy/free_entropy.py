@@ -34,6 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import network as checked_network
+from wideflat.checks import number, numbers_of, whole
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
@@ -150,8 +152,10 @@ def free_entropy(
         (True, np.True_)
     """
     strengths = _checked_sigmas(sigmas)
-    if not (math.isfinite(beta) and beta > 0):
-        raise ValueError(f"beta must be positive and finite, got {beta}")
+    beta = number("beta", beta, above=0)
+    for name, value in (("seed", seed), ("subset_seed", subset_seed)):
+        whole(name, value, -(2**63), 2**63 - 1)
+    checked_network(model)
     if on_errors not in ("refuse", "drop"):
         raise ValueError(f'on_errors must be "refuse" or "drop", got {on_errors!r}')
     if measure == "error" and beta != 1.0:
@@ -354,10 +358,7 @@ _KIND = "wideflat checkpoint of the free entropy"
 
 
 def _checked_sigmas(sigmas: Any) -> list[float]:
-    values = np.atleast_1d(np.asarray(sigmas, dtype=float))
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values <= 0).any():
-        raise ValueError(f"sigmas must be positive numbers, got {sigmas!r}")
-    return list(dict.fromkeys(values.tolist()))
+    return list(dict.fromkeys(numbers_of("sigmas", sigmas, above=0)))
 
 
 def _minutes(seconds: float) -> str:

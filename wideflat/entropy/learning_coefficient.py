@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import network as checked_network
+from wideflat.checks import whole
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
@@ -121,6 +123,9 @@ def llc(
     """
     if measure == "error":
         raise ValueError('the error has no learning coefficient: it is a step function; use measure="loss"')
+    checked_network(model)
+    for name, value in (("probes", probes), ("lanczos_steps", lanczos_steps)):
+        whole(name, value, 1, 10**6)
     fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
     beta = 1 / math.log(max(fixed.examples, 3)) if beta is None else beta
     shared: dict[str, Any] = {"scale": scale, "parameters": parameters, "forward": forward}

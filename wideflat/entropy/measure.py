@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
+from wideflat.checks import numbers_of, real_tensor
 from wideflat.committee.machine import wrong_patterns
 from wideflat.entropy.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP
 from wideflat.entropy.curve import LocalEntropy
@@ -278,9 +279,9 @@ def _curve(
 def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    weights = torch.as_tensor(weights).detach().to(dtype)
-    inputs = torch.as_tensor(inputs).detach().to(weights)
-    targets = torch.as_tensor(targets).detach().to(weights)
+    weights = real_tensor("weights", weights).detach().to(dtype)
+    inputs = real_tensor("inputs", inputs).detach().to(weights)
+    targets = real_tensor("targets", targets).detach().to(weights)
     if weights.dim() not in (2, 3) or 0 in weights.shape:
         raise ValueError(f"weights must have the shape (H, N) or (references, H, N), got {tuple(weights.shape)}")
     if inputs.dim() != 2 or inputs.shape[1] != weights.shape[-1]:
@@ -311,11 +312,7 @@ def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tup
 
 
 def _checked_deltas(deltas: Sequence[float] | Tensor | None) -> list[float]:
-    grid = DELTAS if deltas is None else tuple(float(delta) for delta in deltas)
-    if not grid:
-        raise ValueError("deltas must have at least one value, got none")
-    if any(not (math.isfinite(delta) and delta > 0) for delta in grid):
-        raise ValueError(f"deltas must be positive and finite, got {list(grid)}")
+    grid = DELTAS if deltas is None else tuple(numbers_of("deltas", deltas, above=0))
     if any(b <= a for a, b in itertools.pairwise(grid)):
         raise ValueError(f"deltas must grow, since each point starts from the one before; got {list(grid)}")
     return list(grid)

@@ -188,7 +188,8 @@ class Network:
 
     def _block(self, batch: Any, size: int) -> Tensor:
         """The measure of the examples of a block in float64, differentiable."""
-        values = self.evaluation.metric(*self.evaluation.outputs(batch))
+        with self.evaluation.explained():
+            values = self.evaluation.metric(*self.evaluation.outputs(batch))
         if not isinstance(values, Tensor) or values.shape != (size,):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"measure must give one value for each of the {size} examples of a batch, got {shape}")

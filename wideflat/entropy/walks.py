@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from wideflat.checks import number, whole
 from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, normal, start
 from wideflat.entropy.integration import bracket, integrate
 from wideflat.entropy.temperatures import Grid, Prior
@@ -32,6 +33,9 @@ from wideflat.entropy.volume import Integration
 from wideflat.seeds import derive_seed
 
 __all__ = ["Effort", "Walk", "cheapest_lengths", "first_trajectories"]
+
+#: More chains, samples or points are never meant.
+MOST = 10**6
 
 #: Rounds after which a target is given up.
 MOST_ROUNDS = 16
@@ -69,10 +73,9 @@ class Effort:
 
     def __post_init__(self) -> None:
         for name, least in (("chains", 1), ("samples", 4), ("burn", 2), ("points", 8), ("cap", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        if self.target_stderr is not None and not self.target_stderr > 0:
-            raise ValueError(f"target_stderr must be positive, got {self.target_stderr}")
+            whole(name, getattr(self, name), least, MOST)
+        if self.target_stderr is not None:
+            number("target_stderr", self.target_stderr, above=0)
 
     def trajectories(self, nodes: int) -> int:
         """Of all chains, before any extension, at so many walked nodes."""
@@ -142,12 +145,12 @@ class Walk:
         self.forecast(grid)
         sides = {side: [self._first(side, r, grid) for r in range(self.effort.chains)] for side in ("down", "up")}
         found = self._integrate(prior, grid, sides)
-        for number in range(MOST_ROUNDS):
+        for round_ in range(MOST_ROUNDS):
             if self._too_coarse(grid, found):
                 grid = grid.finer
-                self._add_nodes(number, grid, sides)
+                self._add_nodes(round_, grid, sides)
             elif found.stderr > (self.effort.target_stderr or math.inf):
-                prior = self._more(number, prior, grid, sides, found)
+                prior = self._more(round_, prior, grid, sides, found)
             else:
                 break
             found = self._integrate(prior, grid, sides)

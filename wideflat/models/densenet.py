@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 from wideflat.models.resnet import Stem
 
@@ -92,6 +93,7 @@ class DenseNet(nn.Module):
         return self.dense(x)
 
 
+@checked
 def densenet121(num_classes: int = 200, stem: Stem = "cifar", in_channels: int = 3) -> nn.Module:
     """DenseNet-121: dense blocks 6-12-24-16 of growth 32, for images of any size from 8x8 (32x32 with "imagenet").
 

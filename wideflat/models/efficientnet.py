@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 
 __all__ = ["EfficientNet", "efficientnet_b0"]
@@ -107,6 +108,7 @@ class EfficientNet(nn.Module):
         return self.dense(self.dropout(x))
 
 
+@checked
 def efficientnet_b0(
     num_classes: int = 100, dropout: float = 0.2, stochastic_depth: float = 0.2, in_channels: int = 3
 ) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 
 __all__ = ["PyramidNet", "ShakeDrop", "pyramidnet272"]
@@ -132,6 +133,7 @@ class PyramidNet(nn.Module):
         return self.dense(x)
 
 
+@checked
 def pyramidnet272(num_classes: int = 10, alpha: float = 200, drop: float = 0.5, in_channels: int = 3) -> nn.Module:
     """PyramidNet-272, alpha 200, bottleneck blocks, with ShakeDrop (which has no parameters).
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 
 __all__ = ["ResNet", "Stem", "quick_network", "resnet18", "resnet50", "resnet110"]
@@ -148,6 +149,7 @@ class ResNet(nn.Module):
         return self.dense(x)
 
 
+@checked
 def resnet18(num_classes: int = 10, stem: Stem = "cifar", in_channels: int = 3) -> nn.Module:
     """ResNet-18: basic blocks 2-2-2-2 of width 64 to 512, for images of any size.
 
@@ -163,6 +165,7 @@ def resnet18(num_classes: int = 10, stem: Stem = "cifar", in_channels: int = 3) 
     return kaiming_normal(ResNet(BasicBlock, (2, 2, 2, 2), 64, num_classes, stem, "B", in_channels))
 
 
+@checked
 def resnet50(num_classes: int = 10, stem: Stem = "cifar", in_channels: int = 3) -> nn.Module:
     """ResNet-50: bottleneck blocks 3-4-6-3, for images of any size.
 
@@ -178,6 +181,7 @@ def resnet50(num_classes: int = 10, stem: Stem = "cifar", in_channels: int = 3) 
     return kaiming_normal(ResNet(Bottleneck, (3, 4, 6, 3), 64, num_classes, stem, "B", in_channels))
 
 
+@checked
 def resnet110(num_classes: int = 10, option: Literal["A", "B"] = "A", in_channels: int = 3) -> nn.Module:
     """ResNet-110 of the original CIFAR experiments: 3 stages of 18 basic blocks, 16, 32 and 64 channels.
 
@@ -193,6 +197,7 @@ def resnet110(num_classes: int = 10, option: Literal["A", "B"] = "A", in_channel
     return kaiming_normal(ResNet(BasicBlock, (18, 18, 18), 16, num_classes, "cifar", option, in_channels))
 
 
+@checked
 def quick_network(num_classes: int = 2, in_channels: int = 1) -> nn.Module:
     """A residual network of 2 narrow blocks with batch norm: stands for the deep ones in --quick."""
     return kaiming_normal(ResNet(BasicBlock, (1, 1), 16, num_classes, "imagenet", "B", in_channels))

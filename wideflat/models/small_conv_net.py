@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.models.arguments import checked
+
 __all__ = ["SmallConvNet", "smallconvnet"]
 
 
@@ -34,6 +36,7 @@ class SmallConvNet(nn.Module):
         return self.dense2(x)
 
 
+@checked
 def smallconvnet(num_classes: int = 10, image_size: int = 32, in_channels: int = 3) -> SmallConvNet:
     """SmallConvNet with PyTorch's default initialisation, as Appendix C says.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 
 __all__ = ["VGG", "vgg3x512"]
@@ -59,6 +60,7 @@ class VGG(nn.Module):
         return self.head(torch.flatten(self.features(x), 1))
 
 
+@checked
 def vgg3x512(
     num_classes: int = 10,
     image_size: int = 32,

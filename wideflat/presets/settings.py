@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from wideflat import algorithms
+from wideflat.checks import number, shown, whole
 from wideflat.data.catalogue import FACTS
 from wideflat.presets.networks import chosen_network, listed_network
 from wideflat.schedules import Schedule
@@ -35,22 +36,22 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "replica_focusing": ("exponential", "cosine", "constant"),
 }
 
-#: Fields that are whole numbers from 1 on.
-COUNTS = (
-    "epochs",
-    "batch_size",
-    "num_replicas",
-    "fork_passes",
-    "period",
-    "inner_steps",
-    "num_classes",
-    "image_size",
-)
+#: Fields that are whole numbers from 1 on, and the most that can be meant.
+COUNTS = {
+    "epochs": 10**6,
+    "batch_size": 10**7,
+    "num_replicas": 10**4,
+    "fork_passes": 10**6,
+    "period": 10**9,
+    "inner_steps": 10**6,
+    "num_classes": 10**6,
+    "image_size": 4096,
+}
 
 
 def one_of(field: str, value: str, known: Any) -> None:
     """Refuse a value that is not one of the known ones."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
 
 
@@ -181,30 +182,28 @@ class Preset:
             one_of(field, getattr(self, field), known)
         one_of("dataset", self.dataset, FACTS)
         algorithms.check(self)
-        for field in COUNTS:
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{field} must be a whole number >= 1, got {value!r}")
+        for field, most in COUNTS.items():
+            whole(field, getattr(self, field), 1, most)
         for field in ("lr", "weight_decay", "inner_lr", "epsilon", "rho", "padding", "cutout"):
-            if not getattr(self, field) >= 0:
-                raise ValueError(f"{field} must be >= 0, got {getattr(self, field)!r}")
+            number(field, getattr(self, field), 0)
         for field in ("momentum", "alpha"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"{field} must be in [0, 1), got {getattr(self, field)!r}")
+            if number(field, getattr(self, field), 0, 1) == 1:
+                raise ValueError(f"{field} must be in [0, 1), got 1")
         for change in self.period_changes:
-            if change[1] < 1:
-                raise ValueError(f"a period must be >= 1, got {change[1]} from epoch {change[0]} on")
+            whole(f"the period from epoch {change[0]} on", change[1], 1)
+        if not isinstance(self.schedule, Schedule):
+            raise TypeError(f"schedule must be a Schedule, got {shown(self.schedule)}")
+        if not isinstance(self.model, str):
+            raise TypeError(f'model must be a name, or "module:function", got {shown(self.model)}')
         self._check_gamma()
         self._check_pixels()
 
     def _check_gamma(self) -> None:
         for field in ("gamma0", "replica_gamma0"):
-            value = getattr(self, field)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{field} must be >= 0, or None for the automatic one, got {value!r}")
+            if getattr(self, field) is not None:
+                number(f"{field}, unless it is None for the automatic one,", getattr(self, field), 0)
         for field in ("gamma_factor", "replica_gamma_factor"):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"{field} must be > 0, got {getattr(self, field)!r}")
+            number(field, getattr(self, field), above=0)
         focused = {gamma.of: f"{gamma.prefix}gamma0" for gamma in self.record.gammas}
         if self.gamma_in_lr and "optimizer" not in focused:
             raise ValueError(f"gamma_in_lr is for the outer step of Entropy-SGD, not for {self.algorithm}")
@@ -261,7 +260,7 @@ class Preset:
             >>> short.epochs, short.schedule.drops
             (30, (15.0, 22.5))
         """
-        scale = epochs / self.epochs
+        scale = whole("epochs", epochs, 1, COUNTS["epochs"]) / self.epochs
         return dataclasses.replace(
             self,
             epochs=epochs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from wideflat.checks import choice, number, whole
 from wideflat.training.precision import FORMATS
 
 __all__ = ["Options"]
@@ -35,9 +36,10 @@ class Options:
     max_loss: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.amp not in FORMATS:
-            raise ValueError(f"amp must be off, bf16 or fp16, got {self.amp!r}")
-        for field in ("evaluate_every", "batch_norm_images", "limit_data"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ValueError(f"{field} must be >= 1, got {value}")
+        choice("amp", self.amp, FORMATS)
+        whole("seed", self.seed, -(2**63), 2**63 - 1)
+        for field in ("evaluate_every", "batch_norm_images"):
+            whole(field, getattr(self, field), 1)
+        if self.limit_data is not None:
+            whole("limit_data", self.limit_data, 1)
+        number("max_loss", self.max_loss, above=0)

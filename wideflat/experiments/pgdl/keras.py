@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.checks import shown, whole
+
 __all__ = ["IDLE", "KerasFlatten", "SamePadding", "Weighted", "keras_sequential", "load_keras_weights"]
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -30,6 +32,9 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 #: Layers that do nothing when a network is evaluated.
 IDLE = ("Dropout", "SpatialDropout2D", "GaussianDropout", "GaussianNoise", "AlphaDropout", "ActivityRegularization")
+
+#: Larger layers and images are never meant; their weights would fill the memory.
+MOST_UNITS, MOST_PIXELS, MOST_WEIGHTS = 10**5, 4096, 10**8
 
 #: Arguments of layers that matter in training only.
 _TRAINING_ONLY = ("name", "trainable", "dtype", "input_shape", "batch_input_shape", "build_config")
@@ -116,6 +121,25 @@ class _Arguments:
         self.kind = self.left.pop("layer_name", None)
         self.where = where
 
+    def size(self, name: str, weights_of_one: int) -> int:
+        """A number of units or filters, which there must be, each with so many weights."""
+        size = self._whole(name, self.take(name), MOST_UNITS)
+        if size * weights_of_one > MOST_WEIGHTS:
+            raise ValueError(f"{self.where}: {size} {name} of {weights_of_one} weights are more than {MOST_WEIGHTS}")
+        return size
+
+    def _whole(self, name: str, value: Any, most: int) -> int:
+        """A whole number, also as JSON writes 4.0."""
+        try:
+            return whole(
+                f"{self.where}: {name}",
+                int(value) if isinstance(value, float) and value.is_integer() else value,
+                1,
+                most,
+            )
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{self.where}: {name} must be a whole number, got {shown(value)}") from error
+
     def take(self, name: str, default: Any = None) -> Any:
         return self.left.pop(name, default)
 
@@ -123,8 +147,11 @@ class _Arguments:
         value = self.take(name, default)
         if value is None:
             raise ValueError(f"{self.where} has no {name}")
-        height, width = (value, value) if isinstance(value, (int, float)) else value
-        return int(height), int(width)
+        both = value if isinstance(value, (list, tuple)) else (value, value)
+        if len(both) != 2:
+            raise ValueError(f"{self.where}: {name} must be one number or two, got {value!r:.60}")
+        height, width = (self._whole(name, side, MOST_PIXELS) for side in both)
+        return height, width
 
     def expect(self, name: str, *allowed: Any) -> Any:
         value = self.take(name, allowed[0])
@@ -134,7 +161,7 @@ class _Arguments:
 
     def activation(self, name: str = "activation") -> list[nn.Module]:
         value = self.take(name) or "linear"
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise ValueError(f"{self.where}: activation must be one of {', '.join(_ACTIVATIONS)}, got {value!r}")
         return [] if value == "linear" else [_ACTIVATIONS[value]()]
 
@@ -155,7 +182,7 @@ def _convert(arguments: _Arguments, x: Tensor, weighted: list[Weighted]) -> list
 def _dense(arguments: _Arguments, x: Tensor, weighted: list[Weighted]) -> list[nn.Module]:
     if x.dim() != 2:
         raise ValueError(f"{arguments.where}: expects rows, gets images; a Flatten is missing before it")
-    dense = nn.Linear(x.shape[1], int(arguments.take("units")), bias=bool(arguments.take("use_bias", True)))
+    dense = nn.Linear(x.shape[1], arguments.size("units", x.shape[1]), bias=bool(arguments.take("use_bias", True)))
     shape = dense.in_features, dense.out_features
     weighted.append(_weights(arguments.where, dense, lambda kernel: kernel.T, shape))
     return [dense, *arguments.activation()]
@@ -226,7 +253,7 @@ def _convolution(arguments: _Arguments, x: Tensor, weighted: list[Weighted]) -> 
     odd = same and stride == (1, 1) and all(size % 2 for size in kernel)
     convolution = nn.Conv2d(
         x.shape[1],
-        int(arguments.take("filters")),
+        arguments.size("filters", x.shape[1] * math.prod(kernel)),
         kernel,
         stride,
         padding=tuple(size // 2 for size in kernel) if odd else 0,  # type: ignore[arg-type] # two of them
@@ -326,10 +353,22 @@ def _arrays(path: Path) -> list[list[np.ndarray]]:
             root = file.get("model_weights", file)
             for group in (root[name] for name in _names(root, "layer_names")):
                 if names := _names(group, "weight_names"):
-                    arrays.append([np.asarray(group[name], dtype=np.float32) for name in names])
-    except (OSError, KeyError) as error:
+                    arrays.append([_array(group, name) for name in names])
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError, MemoryError) as error:
         raise ValueError(f"{path} is not a whole file of Keras weights: {error}") from None
     return arrays
+
+
+def _array(group: Any, name: str) -> np.ndarray:
+    """An array of a group, if it is one, lies in this file and is no larger than a layer can be."""
+    if "External" in type(group.get(name, getlink=True)).__name__:
+        raise ValueError(f"{name} is a link to another file, which is not followed")
+    found = group[name]
+    if not hasattr(found, "dtype") or found.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be an array of numbers, is {shown(found)}")
+    if found.external or found.is_virtual or math.prod(found.shape) > MOST_WEIGHTS:
+        raise ValueError(f"{name} lies in another file, or is larger than any layer: {found.shape}")
+    return np.asarray(found, dtype=np.float32)
 
 
 def _names(group: Any, attribute: str) -> list[str]:

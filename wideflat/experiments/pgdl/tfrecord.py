@@ -7,6 +7,7 @@ files hold is understood; anything else is an error that names the file.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ _TYPES: dict[int, tuple[type, int]] = {
     4: (np.uint8, 7),
     9: (np.int64, 10),
 }
+
+#: The most bytes of a record and of a tensor: those of PGDL have some thousands.
+MOST_BYTES = 2**28
 
 
 def read_examples(path: str | os.PathLike[str]) -> Iterator[dict[str, np.ndarray]]:
@@ -41,11 +45,13 @@ def read_examples(path: str | os.PathLike[str]) -> Iterator[dict[str, np.ndarray
                 (length,) = struct.unpack("<Q", header[:8])
                 if struct.unpack("<I", header[8:])[0] != _masked_crc(header[:8]):
                     raise ValueError("the checksum of a length is wrong")
+                if length > MOST_BYTES:
+                    raise ValueError(f"a record of {length} bytes, more than {MOST_BYTES}")
                 content = file.read(length)
                 if len(content) < length or len(file.read(4)) < 4:
                     raise ValueError("it ends within a record")
                 yield {name: _tensor(value) for name, value in _example(content).items()}
-            except (ValueError, IndexError, struct.error) as error:
+            except (ValueError, IndexError, OverflowError, TypeError, struct.error) as error:
                 raise ValueError(f"{path} is not a whole TFRecord file: record {number}: {error}") from None
 
 
@@ -71,7 +77,9 @@ def _tensor(content: bytes) -> np.ndarray:
     if raw:
         return np.frombuffer(_as_bytes(raw[0]), dtype).reshape(shape)
     values = [entry for number, value in fields if number == values_field for entry in _values(value, dtype)]
-    count = int(np.prod(shape, dtype=int))
+    count = math.prod(shape)
+    if count * np.dtype(dtype).itemsize > MOST_BYTES:
+        raise ValueError(f"a tensor of shape {shape}, more than {MOST_BYTES} bytes")
     filled: np.ndarray = np.array(values or [0], dtype)
     return (np.repeat(filled[-1:], count) if len(filled) < count else filled[:count]).reshape(shape)
 
@@ -148,6 +156,8 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return value, position
         shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
 
 
 # ---------------------------------------------------------------------------------------------------- the checksum
