@@ -43,31 +43,11 @@ from wideflat.checks import shown
 from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold
 from wideflat.presets import Preset
+from wideflat.training.configurations import as_read, differences
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
 from wideflat.training.tables import append_row, mend_table, read_table
 
 __all__ = ["DamagedState", "Run", "RunInUse"]
-
-#: Parts of a configuration that do not change the training, so that a run may go on with others.
-WITHOUT_EFFECT = (
-    "experiment.notes",
-    "experiment.paper_error",
-    "experiment.paper_spread",
-    "experiment.paper_gamma1",
-    "experiment.as_coded",
-    "experiment.coded",
-    "options.evaluate_every",
-)
-
-#: Parts of a configuration that earlier versions did not write, and what they did.
-ADDED = {
-    "experiment.coupling": "gradient",
-    "experiment.start": "independent",
-    "experiment.fork_passes": 3,
-    "experiment.batch_norm": "refresh",
-    "experiment.gamma_clock": "step",
-    "experiment.gamma_in_lr": False,
-}
 
 #: Version of the layout above; a run of a later version is refused instead of misread.
 FORMAT = 1
@@ -143,7 +123,7 @@ class Run:
             return run
         if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
             raise ValueError(f"{path} exists and is not a run of wideflat (no config.json): give another --out")
-        config = {"format": FORMAT, **_as_read(config)}
+        config = {"format": FORMAT, **as_read(config)}
         with _disk(path):
             path.mkdir(parents=True, exist_ok=True)
             with atomic_write(path / "config.json") as file:
@@ -187,9 +167,9 @@ class Run:
         Raises:
             ValueError: If it is another; the message names what differs.
         """
-        if differences := _differences(self.config, {"format": FORMAT, **_as_read(config)}):
+        if different := differences(self.config, {"format": FORMAT, **as_read(config)}):
             raise ValueError(
-                f"{self.path} holds another experiment: {differences}. Give another --out, or the settings that it was "
+                f"{self.path} holds another experiment: {different}. Give another --out, or the settings that it was "
                 "started with."
             )
 
@@ -417,22 +397,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
-
-
-def _as_read(config: dict[str, Any]) -> Any:
-    """A configuration as it is read back: tuples are lists."""
-    return json.loads(json.dumps(config))
-
-
-def _differences(there: Any, here: Any, name: str = "") -> str:
-    """What differs between two configurations, in words; empty if nothing does."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        paths = {key: f"{name}.{key}" if name else str(key) for key in sorted({*there, *here})}
-        parts = (_differences(there.get(key, ADDED.get(path)), here.get(key), path) for key, path in paths.items())
-        return ", ".join(part for part in parts if part)
-    if there == here or name in WITHOUT_EFFECT:
-        return ""
-    return f"{name.removeprefix('experiment.')} is {there} there and {here} here"
 
 
 def _is_foreign(path: Path) -> bool:
