@@ -90,3 +90,8 @@ def test_without_batch_norm_the_loader_is_not_touched():
 
     wideflat.refresh_batch_norm(nn.Linear(2, 2), loader())
     wideflat.refresh_batch_norm(nn.BatchNorm1d(2, track_running_stats=False), loader())
+
+
+def test_an_empty_batch_is_named():
+    with pytest.raises(ValueError, match="a batch is empty"):
+        wideflat.refresh_batch_norm(nn.BatchNorm1d(2), [[]])

@@ -155,6 +155,8 @@ def _merged(norms: list[_BatchNorm], seen: Callable[[], int], group: dist.Proces
 def _forward(model: nn.Module, batch: Any) -> object:
     """The usual kinds of batches."""
     if isinstance(batch, (list, tuple)):
+        if not batch:
+            raise ValueError("a batch is empty; expected inputs, (inputs, ...) or a mapping of inputs")
         batch = batch[0]
     device = next((tensor.device for tensor in model.parameters()), None)
     if device is None:

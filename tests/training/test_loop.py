@@ -113,9 +113,9 @@ def test_a_changed_configuration_is_refused(tmp_path):
 def test_wrong_data_is_refused(tmp_path):
     with pytest.raises(ValueError, match="generated has 7 classes, cifar10-smallconvnet 10"):
         Training(small("sgd"), images(16, 16, classes=7))
-    with pytest.raises(ValueError, match="amp must be off, bf16 or fp16"):
+    with pytest.raises(ValueError, match='amp must be "off", "bf16" or "fp16"'):
         Options(amp="fp8")
-    with pytest.raises(ValueError, match="limit_data must be >= 1"):
+    with pytest.raises(ValueError, match="limit_data must be a whole number >= 1"):
         Options(limit_data=0)
 
 

@@ -107,10 +107,6 @@ class Run:
     ) -> Run:
         """Make the run directory ``path`` for ``config``, or open it if it is there with the same ``config``.
 
-        Args:
-            path: The run directory.
-            config: All that decides what comes out.
-            build: See :class:`Run`.
 
         Raises:
             ValueError: If the directory holds another experiment (the message names what differs) or something else.
@@ -262,12 +258,12 @@ class Run:
         """The last complete state that is whole, or None; the tables are cut back to where they were then.
 
         A damaged state is named through ``say`` (default: a warning), removed, and the one before it is taken. Damaged
-        lines of tables are named, kept beside and go no further: see :mod:`wideflat.training.tables`.
+        lines of tables are named and set aside (:mod:`wideflat.training.tables`).
         """
         self._must_hold()
         say = say or warnings.warn
-        for problem in [mend_table(self._table(table)) for table in ("events", "environment")]:
-            self._say_of_table(problem, say)
+        for table in ("events", "environment"):
+            self._mend(table, None, say)
         for rubbish in self.path.glob("**/.*.part"):  # a write that was killed
             rubbish.unlink(missing_ok=True)
         for path in self._states():
@@ -278,14 +274,14 @@ class Run:
                 remove_state(path)
                 continue
             for table, length in saved["tables"].items():
-                self._say_of_table(mend_table(self._table(table), length), say)
+                self._mend(table, length, say)
             return saved["state"]
         for table in self.TABLES:
             mend_table(self._table(table), 0)
         return None
 
-    def _say_of_table(self, problem: str | None, say: Callable[[str], object]) -> None:
-        if problem is not None:
+    def _mend(self, table: str, length: int | None, say: Callable[[str], object]) -> None:
+        if (problem := mend_table(self._table(table), length)) is not None:
             say(f"{self.path}: {problem}")
 
     def _table(self, name: str) -> Path:
@@ -380,8 +376,10 @@ class Run:
         build = build or self.build
         if build is None:
             return experiment.build_model()
-        takes_classes = "num_classes" in inspect.signature(build).parameters
-        model = build(num_classes=experiment.num_classes) if takes_classes else build()
+        classes = (
+            {"num_classes": experiment.num_classes} if "num_classes" in inspect.signature(build).parameters else {}
+        )
+        model = build(**classes)
         if not isinstance(model, nn.Module):
             raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")
         return model
