@@ -39,6 +39,11 @@ def test_wrong_values_are_refused(changes, message):
         dataclasses.replace(preset("cifar10-smallconvnet", "rsgd"), **changes)
 
 
+def test_parts_of_an_image_are_refused():
+    with pytest.raises(TypeError, match=r"batch_size must be a whole number >= 1, got 1\.5"):
+        dataclasses.replace(preset("cifar10-smallconvnet", "rsgd"), batch_size=1.5)
+
+
 def test_wrong_names_suggest_the_nearest():
     with pytest.raises(ValueError, match=r"there is no preset 'cifar10-resnet-18'\. Did you mean 'cifar10-resnet18'"):
         preset("cifar10-resnet-18")
