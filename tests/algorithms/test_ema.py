@@ -8,6 +8,7 @@ from torch import nn
 
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
+from wideflat.presets.networks import NETWORKS
 from wideflat.training import Options, Training
 
 
@@ -48,7 +49,7 @@ def test_the_center_has_batch_norm_statistics_of_its_own(monkeypatch):
     def network(num_classes, **_):
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(400, num_classes))
 
-    monkeypatch.setattr("wideflat.models.vgg3x512", network)
+    monkeypatch.setitem(NETWORKS, "vgg3x512", network)
     training = make("ema")
     for _ in range(10):
         training.iterate()

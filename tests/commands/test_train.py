@@ -68,7 +68,7 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
         (["committee-sgd-fast", "--set", "dropout=2"], "dropout must be a probability below 1"),
         (["cifar10-smallconvnet", "--set", "dropout=0.3"], "--set is for the committee machine"),
         (["cifar10-smallconvnet", "--epochs", "0"], "--epochs must be >= 1, got 0"),
-        (["cifar10-smallconvnet", "--lr", "-1"], "lr must be >= 0, got -1.0"),
+        (["cifar10-smallconvnet", "--lr", "-1"], "lr must be a finite number >= 0, got -1"),
         (["cifar10-smallconvnet", "--num-replicas", "3"], "--num-replicas is for rsgd"),
         (["cifar10-smallconvnet", "--coupling", "proximal"], "--coupling is for rsgd and rsgdxy, not for sgd"),
         (["cifar10-smallconvnet", "--inner-steps", "3"], "--inner-steps is for esgd"),

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import wideflat.models
 from wideflat.cli import main
 from wideflat.commands.train import Command
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
+from wideflat.presets.networks import NETWORKS
 from wideflat.rmsprop import TensorFlowRMSprop
 from wideflat.schedules import Schedule
 from wideflat.training import Options, Run, Training, train
@@ -105,8 +105,8 @@ def test_gamma_of_rsgd_grows_once_an_epoch_as_coded():
 
 
 def test_statistics_as_gathered(monkeypatch):
-    monkeypatch.setattr(
-        wideflat.models,
+    monkeypatch.setitem(
+        NETWORKS,
         "resnet18",
         lambda num_classes: nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, num_classes)
