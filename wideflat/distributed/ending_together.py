@@ -49,6 +49,11 @@ def ending_together(patience: float = 10.0) -> Iterator[None]:
         raise
     finally:
         watch.stop.set()
+        watch.join(JOIN_SECONDS)  # a daemon that is inside the store when the interpreter ends aborts the process
+
+
+#: Seconds that the end of the watch is waited for; it looks five times a second.
+JOIN_SECONDS = 5.0
 
 
 class _Watch(threading.Thread):
