@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.foreach import as_held
+from wideflat.kernels.shards import local, placed, replace, total
 
 __all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly", "warn_off_center"]
 
@@ -115,7 +116,7 @@ class Centered(Optimizer):
     def _fit(self, params: list[Tensor]) -> None:
         """Let state follow parameters that were cast, moved or laid out anew (``model.double()``, channels_last)."""
         for p in params:
-            layout = p.shape, p.stride(), p.dtype, p.device
+            layout = p.shape, local(p).stride(), p.dtype, p.device
             if self._layouts.get(p) == layout:
                 continue
             center, state = self._centers[p], self.state[p]
@@ -133,8 +134,9 @@ class Centered(Optimizer):
             )
         dtype, device = torch.promote_types(p.dtype, self.state_dtype), torch.device(self.state_device or p.device)
         cast_or_moved = tensor.dtype != dtype or tensor.device != device
-        if cast_or_moved or (is_dense(p) and tensor.stride() != p.stride()):
-            tensor.data = self._like(p).copy_(tensor)
+        part = local(p)
+        if cast_or_moved or (is_dense(part) and local(tensor).stride() != part.stride()):
+            replace(tensor, self._like(p).copy_(tensor))
 
     # ------------------------------------------------------------------------------------------ state, saved and loaded
 
@@ -159,7 +161,8 @@ class Centered(Optimizer):
                 params = [p for group in optimizer.param_groups for p in group["params"]]
                 before = [p.detach().clone() for p in params]
                 step_quietly(optimizer)
-                torch._foreach_copy_(params, before)
+                for p, w in zip(params, before, strict=True):
+                    p.copy_(w)
                 self._rehearsed.append(optimizer)
         for center in self._centers.values():
             center.grad = None
@@ -196,8 +199,8 @@ class Centered(Optimizer):
         if heard is not None:
             params = [p for group in self.param_groups for p in group["params"]]
             numbers = [number for group in heard["param_groups"] for number in group["params"]]
-            saved = {p: heard["state"].get(number, {}) for p, number in zip(params, numbers, strict=True)}
-            self._adopt(saved, heard["param_groups"])
+            states = [heard["state"].get(number, {}) for number in numbers]
+            self._adopt({p: _placed(s, p) for p, s in zip(params, states, strict=True)}, heard["param_groups"])
 
     @torch.no_grad()
     def _adopt(self, saved: dict[Tensor, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
@@ -215,7 +218,7 @@ class Centered(Optimizer):
                 if "center" in saved[p]:
                     state = self._allocate(number, p)
                     for name in state.keys() & copies[p].keys():
-                        state[name].data = copies[p][name]
+                        replace(state[name], copies[p][name])
                     if "explorer" in saved[p]:
                         state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
@@ -316,14 +319,20 @@ class Centered(Optimizer):
     @torch.no_grad()
     def distance(self) -> Tensor:
         """d(w', w): half the squared distance between explorer and center, over all parameters."""
-        total = torch.zeros((), dtype=torch.float64)
+        squares = []
         if self._phase()[0] > 0:
-            for p, state in self.state.items():
+            for p in self._parameters():
+                state = self.state.get(p, {})
                 if "center" in state:
-                    w_prime = state.get("explorer", p.detach())
-                    (held,) = as_held([state["center"]], [w_prime])
-                    total += (w_prime - held).double().square().sum().cpu() / 2
-        return total
+                    w_prime = local(state.get("explorer", p.detach()))
+                    (held,) = as_held([local(state["center"])], [w_prime])
+                    squares.append((p, (w_prime - held).double().square().sum().cpu() / 2))
+        found = total(squares)
+        return torch.zeros((), dtype=torch.float64) if found is None else found
+
+    def _parameters(self) -> list[Tensor]:
+        """All parameters, in an order that is the same on every rank."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _refuse_within_center(self, what: str) -> None:
         if self._within_center:
@@ -351,6 +360,11 @@ def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                     f"{tuple(p.shape)}; load the state of an optimizer of the same parameters"
                 )
     optimizer.__dict__["_heard"] = state_dict
+
+
+def _placed(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
+    """What was saved of a parameter, its tensors cut over the ranks as the parameter is."""
+    return {name: placed(value, p) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def warn_off_center(model: nn.Module, stacklevel: int = 2) -> None:

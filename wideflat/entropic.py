@@ -18,27 +18,35 @@ from wideflat.centered import Centered, check_overlap
 from wideflat.checks import number, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
+from wideflat.kernels.shards import Place, anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
 
 __all__ = ["Cycles", "Entropic", "Part", "check_cycle"]
 
 
 @dataclass
 class Part:
-    """The tensors of one param group that take part in a step."""
+    """The tensors of one param group that take part in a step: of sharded ones, what this rank holds."""
 
+    #: As the optimizer has them.
+    params: list[Tensor] = field(default_factory=list)
     w_prime: list[Tensor] = field(default_factory=list)
     w: list[Tensor] = field(default_factory=list)
     #: The running means; the list w_prime itself where none are kept, because alpha = 0.
     mu: list[Tensor] = field(default_factory=list)
     #: Of the first element of each, in the noise.
-    places: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     #: What the optimizer keeps of each.
     states: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def gradients(self) -> list[Tensor]:
         """Of w'."""
-        return [p.grad for p in self.w_prime]  # type: ignore[misc] # they have one
+        return [local_gradient(p) for p in self.params]
+
+    @property
+    def centers(self) -> list[Tensor]:
+        """As the outer optimizer has them."""
+        return [state["center"] for state in self.states]
 
 
 class Cycles(Centered):
@@ -107,7 +115,7 @@ class Cycles(Centered):
     def _explore(self, inner: Optimizer, numbers: range, parts: list[Part], starting: bool) -> None:
         """One inner step of the box above, by torch's operations, for the groups of one inner optimizer."""
         for part in parts:
-            self._fit(part.w_prime)
+            self._fit(part.params)
             if starting and part.w_prime:
                 take_up(part.w, part.w_prime)
                 if part.mu is not part.w_prime:
@@ -136,14 +144,14 @@ class Cycles(Centered):
         """The outer step of the box above, by torch's operations."""
         parts = [part for part in parts if part.w_prime]
         for part in parts:
-            self._fit(part.w_prime)
-            for w, d in zip(part.w, self._pseudo_gradients(part), strict=True):
-                w.grad = d
+            self._fit(part.params)
+            for center, d in zip(part.centers, self._pseudo_gradients(part), strict=True):
+                center.grad = like(d, center)
         self._step_outer()
         for part in parts:
             put_back(part.w_prime, part.w)
-            for w in part.w:
-                w.grad = None
+            for center in part.centers:
+                center.grad = None
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, with w as the model held it."""
@@ -160,12 +168,15 @@ class Cycles(Centered):
                     state = self.state[p]
                     if "center" not in state or (keeps_mean and "mean" not in state):
                         self._allocate(k, p)
-                    part.w_prime.append(p)
-                    part.places.append(place)
+                    if is_sharded(p):  # before parts of what is refitted are taken
+                        self._fit([p])
+                    part.params.append(p)
+                    part.places.append(place_of(p, place))
                     part.states.append(state)
                 place += p.numel()
-            part.w = [state["center"] for state in part.states]
-            part.mu = [state["mean"] for state in part.states] if keeps_mean else part.w_prime
+            part.w_prime = [local(p) for p in part.params]
+            part.w = [local(state["center"]) for state in part.states]
+            part.mu = [local(state["mean"]) for state in part.states] if keeps_mean else part.w_prime
             parts.append(part)
         return parts
 
@@ -183,15 +194,15 @@ class Cycles(Centered):
         state = self.state.get(p, {})
         if p.grad is not None or "center" not in state:
             return "center" in state
-        mu = state.get("mean", p)
-        (held,) = as_held([state["center"]], [p])
-        return not torch.equal(mu, held.to(mu.device, mu.dtype))
+        mu, w_prime = local(state.get("mean", p)), local(p)
+        (held,) = as_held([local(state["center"])], [w_prime])
+        return anywhere([(p, (mu != held.to(mu.device, mu.dtype)).any())])
 
     def _start_idle(self) -> None:
         """The start of a cycle for parameters that have a center but no gradient then: w and mu on w'."""
         for p, state in self.state.items():
             if p.grad is None and "center" in state:
-                take_up([state["center"]], [p])
+                take_up([local(state["center"])], [local(p)])
                 if "mean" in state:
                     state["mean"].copy_(p)
 
@@ -215,8 +226,8 @@ class Cycles(Centered):
         """
         if any("center" in state for state in self.state.values()):
             return False
-        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not any(
-            p.grad.any() for group in self.param_groups for p in group["params"] if self._has_gradient(p)
+        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not anywhere(
+            (p, local_gradient(p).any()) for p in self._parameters() if self._has_gradient(p)
         )
 
     def _noise_of(self, settings: dict[str, Any]) -> GaussianNoise:
@@ -330,7 +341,7 @@ class Entropic(Cycles):
         shared = set.intersection(*(set(inner.defaults) for inner in optimizers))  # some schedulers look here
         self.defaults = {name: value for name, value in optimizers[0].defaults.items() if name in shared}
         if outer is None:
-            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=True)
+            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=of_one_kind(self._parameters()))
             outer = partial(sgd, momentum=outer_momentum, nesterov=outer_momentum > 0)
         self.outer = outer([self._centers_of(group) for group in self.param_groups])
         if not isinstance(self.outer, Optimizer):
@@ -411,7 +422,7 @@ class Entropic(Cycles):
             raise ValueError("the state is not that of an Entropic: its param groups have no entry 'entropic'")
         self._record.update(copy.deepcopy(groups[0]["entropic"]))
         for group, saved in zip(self.outer.param_groups, self._record.pop("outer"), strict=True):
-            group.update(saved)
+            group.update({name: value for name, value in saved.items() if name != "foreach"})
         for group, saved in zip(self._inner_groups(), groups, strict=True):
             group.update({name: value for name, value in saved.items() if name not in ("params", "entropic")})
 

@@ -17,6 +17,7 @@ from wideflat.entropic import Cycles, Part, check_cycle
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.shards import like, local, of_one_kind
 
 __all__ = ["EntropySGD"]
 
@@ -151,7 +152,8 @@ class EntropySGD(Cycles):
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
-        self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=True)
+        foreach = of_one_kind(self._parameters())
+        self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()
 
     # --------------------------------------------------------------------------------------------------------- groups
@@ -196,7 +198,7 @@ class EntropySGD(Cycles):
     @staticmethod
     def _inner_sgd(group: dict[str, Any]) -> Optimizer:
         """SGD of one group, so that a faster path can take another one."""
-        return torch.optim.SGD([{"params": group["params"]}], foreach=True)
+        return torch.optim.SGD([{"params": group["params"]}], foreach=of_one_kind(group["params"]))
 
     def _centers_of(self, group: dict[str, Any]) -> dict[str, Any]:
         return {"params": [self._center_of(p) for p in group["params"] if p.requires_grad]}
@@ -218,18 +220,18 @@ class EntropySGD(Cycles):
     @contextmanager
     def _pulled(self, numbers: range, parts: list[Part]) -> Iterator[None]:
         """Within it the gradients are dw' = gradient + gamma (w' - w)."""
-        originals: list[tuple[Tensor, Tensor]] = []
+        originals: list[tuple[Tensor, Tensor | None]] = []
         for number, part in zip(numbers, parts, strict=True):
             gamma = float(self.param_groups[number]["gamma"])
             if not gamma or not part.w_prime:
                 continue
             gradients = part.gradients
-            originals += zip(part.w_prime, gradients, strict=True)
+            originals += [(p, p.grad) for p in part.params]
             dw_prime = displacement(part.w_prime, part.w)
             torch._foreach_mul_(dw_prime, gamma)
             torch._foreach_add_(dw_prime, gradients)
-            for p, pulled in zip(part.w_prime, dw_prime, strict=True):
-                p.grad = pulled
+            for p, pulled in zip(part.params, dw_prime, strict=True):
+                p.grad = like(pulled, p)
         try:
             yield
         finally:
@@ -297,8 +299,8 @@ class EntropySGD(Cycles):
 
     def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
         if all(name in state for state in part.states):
-            return [state[name] for state in part.states]
-        return [self._velocity(p, sgd, weight) for p, weight in zip(part.w_prime, weights, strict=True)]
+            return [local(state[name]) for state in part.states]
+        return [local(self._velocity(p, sgd, weight)) for p, weight in zip(part.params, weights, strict=True)]
 
     def _adopt_inner(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         if not self._plain:
@@ -315,7 +317,7 @@ class EntropySGD(Cycles):
             return
         for number, (group, inner, part) in enumerate(zip(self.param_groups, self.inner, parts, strict=True)):
             eta, momentum = float(group["inner_lr"]), float(group["momentum"])
-            velocity = self._velocities("momentum_buffer", part, inner, part.w_prime) if momentum else None
+            velocity = self._velocities("momentum_buffer", part, inner, part.params) if momentum else None
             kernel = self._kernel_of("inner", number, part, velocity)
             if kernel is None:
                 self._explore(inner, range(number, number + 1), [part], starting)
@@ -329,7 +331,7 @@ class EntropySGD(Cycles):
         others = []
         for number, (group, part) in enumerate(zip(self.param_groups, parts, strict=True)):
             momentum, nesterov, decay = (_outer(group, name) for name in ("momentum", "nesterov", "weight_decay"))
-            velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.w) if momentum else None
+            velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.centers) if momentum else None
             kernel = self._kernel_of("outer", number, part, velocity)
             if kernel is None:
                 others.append(part)
@@ -348,15 +350,18 @@ class EntropySGD(Cycles):
         self._kernels.pop((loop, number), None)
         if self._fused is None and not kernel_is_there(part.w_prime[0]):
             return None
-        self._fit(part.w_prime)
-        if not KernelLists.fits(*lists) or (loop == "inner" and self.inner_state == "keep"):
+        self._fit(part.params)
+        offsets = [place for place in part.places if isinstance(place, int)]
+        fits = KernelLists.fits(*lists) and len(offsets) == len(part.places)
+        if not fits or (loop == "inner" and self.inner_state == "keep"):
             if self._fused:
                 raise RuntimeError(
                     "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
-                    "float64, with inner_state='restart'; use fused=None, which falls back on torch's operations"
+                    "float64, sharded by their first dimension if at all, with inner_state='restart'; use fused=None, "
+                    "which falls back on torch's operations"
                 )
             return None
-        self._kernels[loop, number] = KernelLists(*lists, offsets=part.places)
+        self._kernels[loop, number] = KernelLists(*lists, offsets=offsets)
         return self._kernels[loop, number]
 
     def _make_working_memory(self) -> None:

@@ -75,7 +75,7 @@ class KernelLists:
             )
         )
 
-    def matches(self, *lists: list[Tensor], offsets: list[int]) -> bool:
+    def matches(self, *lists: list[Tensor], offsets: Sequence[object]) -> bool:
         """Are these the same lists, at the same memory and lying as they did?"""
         return self._offsets == offsets and self._places == _places(lists)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from wideflat.kernels.flat_blocks import flat, is_dense
-from wideflat.kernels.noise import GaussianNoise
+from wideflat.kernels.noise import CHUNK, GaussianNoise
+from wideflat.kernels.shards import Patch, Place
 from wideflat.seeds import derive_seed
 
 #: Elements of small tensors that get their noise at once.
@@ -62,12 +63,18 @@ def running_mean(mu: list[Tensor], w_prime: list[Tensor], alpha: float) -> None:
     torch._foreach_lerp_(mu, explorer, 1 - alpha)
 
 
-def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, step: int, scale: float) -> None:
+def add_noise(w_prime: list[Tensor], places: list[Place], noise: GaussianNoise, step: int, scale: float) -> None:
     """Add ``scale`` times N(0, I). On the CPU it is a function of (seed, step, place), places counting in the order of
     memory, or of the indices where there are gaps. On an accelerator it comes from its own generator, seeded by them,
     and so is the same on every device of one kind.
     """
-    for run, place in _runs(w_prime, places):
+    whole = []
+    for p, place in zip(w_prime, places, strict=True):
+        if isinstance(place, Patch):
+            _add_to_patch(p, place, noise, step, scale)
+        else:
+            whole.append((p, place))
+    for run, place in _runs(whole):
         if run[0].device.type != "cpu":
             generator = torch.Generator(device=run[0].device)
             generator.manual_seed(derive_seed(noise.seed, "langevin", step, place))
@@ -83,11 +90,21 @@ def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, st
         torch._foreach_add_(views, shaped, alpha=scale)
 
 
-def _runs(tensors: list[Tensor], places: list[int]) -> list[tuple[list[Tensor], int]]:
+def _add_to_patch(p: Tensor, patch: Patch, noise: GaussianNoise, step: int, scale: float) -> None:
+    """Noise for a part of a tensor that is no single stretch of it; drawn on the CPU."""
+    turned = p.permute(patch.order)
+    flat_p = turned.view(-1) if turned.is_contiguous() else turned.reshape(-1)
+    for numbers, at in patch.gather(lambda place, count: noise(step, place, count), CHUNK):
+        flat_p[at : at + numbers.numel()].add_(numbers.to(p.device), alpha=scale)
+    if flat_p.data_ptr() != p.data_ptr():
+        turned.copy_(flat_p.view(turned.shape))
+
+
+def _runs(tensors: list[tuple[Tensor, int]]) -> list[tuple[list[Tensor], int]]:
     """Small tensors on the CPU whose places follow each other, together; every other tensor alone."""
     runs: list[tuple[list[Tensor], int]] = []
     end, room = -1, 0
-    for tensor, place in zip(tensors, places, strict=True):
+    for tensor, place in tensors:
         if place == end and tensor.numel() <= room and tensor.device.type == "cpu":
             runs[-1][0].append(tensor)
             room -= tensor.numel()
