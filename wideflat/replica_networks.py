@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from wideflat.checks import network, whole
 from wideflat.distributed.group import InProcess, set_to_mean
+from wideflat.kernels.shards import is_sharded
 from wideflat.replica_batches import ReplicaBatches
 
 __all__ = ["Replicas"]
@@ -197,6 +198,11 @@ class Replicas(nn.Module):
         """
         if buffers not in ("average", "first"):
             raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        if any(is_sharded(p) for p in self.parameters()):
+            raise ValueError(
+                "the networks are sharded, so there is no copy of them on one rank: evaluate or save one of them "
+                "within `with coupling.at_barycenter():`"
+            )
         center = copy.deepcopy(self.models[0])
         center.zero_grad(set_to_none=True)
         members = [list(model.parameters()) for model in self.models]

@@ -219,7 +219,7 @@ def total(values: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
     """The sum of one number a tensor, each computed on the part that is here; the same on every rank.
 
     Args:
-        values: Pairs of a tensor and its number. All ranks give the same tensors.
+        values: Pairs of a tensor and its number (or numbers, in a tensor). All ranks give the same tensors.
 
     Returns:
         Their sum, with the type and on the device of the first number; None of nothing.
@@ -232,7 +232,7 @@ def total(values: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
         if where is not None:
             sums[where] = _reduced(value, *where)
     first = next(iter(sums.values()), None)
-    return None if first is None else torch.stack([value.to(first) for value in sums.values()]).sum()
+    return None if first is None else torch.stack([value.to(first) for value in sums.values()]).sum(0)
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
