@@ -1,0 +1,94 @@
+"""Every optimizer of the package, a line each: what this folder asks of all of them.
+
+`test_all_are_here` fails where one is missing. A line is a function of parameters (or groups of them) and of settings
+that replace its own, such as ``lr``.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import wideflat
+from wideflat.baselines import TensorFlowRMSprop
+
+SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+CYCLE = {"inner_steps": 3, "lr": 0.7, "inner_lr": 0.02}
+
+
+def entropy_sgd(params, **changes):
+    return wideflat.EntropySGD(params, **({"epsilon": 0.01} | CYCLE | changes))
+
+
+def entropic(params, base=torch.optim.SGD, lr=0.02, settings=SGD, **changes):
+    of_the_base = {name: changes.pop(name) for name in ("foreach", "maximize", "differentiable") if name in changes}
+    inner = base(params, lr=lr, **settings, **of_the_base)
+    return wideflat.Entropic(inner, **({"inner_steps": 3, "pull": 0.5, "alpha": 0.3} | changes))
+
+
+OPTIMIZERS = {
+    "EntropySGD": partial(entropy_sgd, **SGD),
+    "EntropySGD, no kernel": partial(entropy_sgd, fused=False, **SGD),
+    "EntropySGD, no momentum": entropy_sgd,
+    "EntropySGD(inner=SGD)": partial(entropy_sgd, inner=partial(torch.optim.SGD, **SGD), epsilon=0.0),
+    "EntropySGD(inner=AdamW)": partial(entropy_sgd, inner=torch.optim.AdamW),
+    "EntropySGD(inner=RMSprop), restarted": partial(
+        entropy_sgd, inner=partial(torch.optim.RMSprop, momentum=0.9), inner_state="restart"
+    ),
+    "Lookahead": lambda params, **changes: wideflat.Lookahead(params, **(CYCLE | SGD | changes)),
+    "Entropic": entropic,
+    "Entropic, no mean": partial(entropic, alpha=0.0),
+    "Entropic(AdamW)": partial(entropic, base=torch.optim.AdamW, settings={}),
+    "Entropic(Rprop), Adam outside": partial(
+        entropic, base=torch.optim.Rprop, settings={}, outer=partial(torch.optim.Adam, lr=0.1)
+    ),
+    "SAM": lambda params, **changes: wideflat.SAM(params, **({"rho": 0.05, "lr": 0.02} | SGD | changes)),
+    "SAM, no momentum": lambda params, **changes: wideflat.SAM(params, **({"lr": 0.02} | changes)),
+    "SAM(Adam)": lambda params, **changes: wideflat.SAM(params, torch.optim.Adam, **({"lr": 0.02} | changes)),
+    "TensorFlowRMSprop": lambda params, **changes: TensorFlowRMSprop(
+        params, **({"lr": 0.002, "momentum": 0.9} | changes)
+    ),
+}
+every = pytest.mark.parametrize("name", OPTIMIZERS)
+#: Those that have a center.
+CENTERED = [name for name in OPTIMIZERS if name.startswith(("EntropySGD", "Lookahead", "Entropic"))]
+#: Those that are slow to be tested in half precision and all layouts, in the ways in which they differ.
+COVERING = [name for name in OPTIMIZERS if "Adam" not in name and "restarted" not in name and "SAM," not in name]
+
+
+def gradients_at(params, t):
+    """The gradients of a smooth loss; they lie in memory as they like."""
+    for i, p in enumerate(params):
+        generator = torch.Generator().manual_seed(100 * t + i)
+        target = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.grad = (p.detach().double() - target).to(p.dtype)
+
+
+def step(opt, params, t, gradients=gradients_at):
+    """One step with these gradients; by a closure where the optimizer asks for one."""
+
+    def closure():
+        opt.zero_grad()
+        gradients(params, t)
+        return torch.zeros(())
+
+    if isinstance(opt, wideflat.SAM):
+        return opt.step(closure)
+    closure()
+    return opt.step()
+
+
+def weights(sizes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter((0.5 + 0.1 * torch.randn(size, generator=generator)).to(dtype)) for size in sizes]
+
+
+def copied(params):
+    return [nn.Parameter(p.detach().clone()) for p in params]
+
+
+def without_noise(opt):
+    for group in opt.param_groups:
+        group.update({"epsilon": 0.0} if "epsilon" in group else {})
+    return opt
