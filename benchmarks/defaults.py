@@ -8,7 +8,7 @@ the result: a default is good if on all three tasks its training error is within
 - xor: 256 points of two signs, 20 inputs of which two matter, a perceptron of 2 x 64 units with batch norm, 400 steps.
 - transformer: two layers of width 32 that read the 28 rows of an image of Dress-vs-Coat (embedded) as words, 600
   images of two classes, 20 passes in batches of 30 (400 steps).
-- smallconvnet: SmallConvNet on 1,000 images of CIFAR-10 (if the data are there), 20 passes in batches of 50 (400 steps).
+- smallconvnet: SmallConvNet on 1,000 images of CIFAR-10 (if they are there), 20 passes in batches of 50 (400 steps).
 
 Every optimizer gets the same mini-batches, no weight decay, no schedule. Entropy-SGD is evaluated at its center, batch
 norm is refreshed for all. Rows are means over the seeds, which draw weights, data and batches.

@@ -1,4 +1,4 @@
-"""The report in a real browser: it hovers, zooms, rescales, prints, obeys the keyboard, and asks nobody for anything."""
+"""The report in a real browser: it hovers, zooms, rescales, prints, obeys the keyboard, and asks for nothing."""
 
 import csv
 import io
@@ -80,8 +80,8 @@ def opened(loaded):
     page.set_viewport_size({"width": 1400, "height": 900})
     page.mouse.move(0, 0)
     page.evaluate("""async () => {
-        for (const button of document.querySelectorAll('.legend button[aria-pressed=false], .tools [aria-pressed=true]'))
-            button.click();
+        const changed = '.legend button[aria-pressed=false], .tools [aria-pressed=true]';
+        for (const button of document.querySelectorAll(changed)) button.click();
         for (const button of document.querySelectorAll('[data-action=reset]')) button.click();
         await new Promise((done) => setTimeout(done, 100));
     }""")

@@ -61,7 +61,7 @@ class Series:
 
     @property
     def counts(self) -> list[int | None]:
-        """n at each point."""
+        """N at each point."""
         if self.n is None or isinstance(self.n, int):
             return [self.n] * len(self.y)
         return list(self.n)
@@ -166,9 +166,13 @@ class Chart:
 
     def _draw_line(self, ax: Axes, index: int, series: Series, look: Look) -> None:
         x, y, color = np.asarray(series.x, float), np.asarray(series.y, float), look.color
-        step = "post" if self.kind == "step" else None
+        step: Literal["post"] | None = "post" if self.kind == "step" else None
         marker = _MARKERS[look.symbol] if len(x) <= 40 and not step else ""
-        style = {"color": color, "linestyle": _STYLES[look.dash], "drawstyle": "steps-post" if step else "default"}
+        style: dict[str, Any] = {
+            "color": color,
+            "linestyle": _STYLES[look.dash],
+            "drawstyle": "steps-post" if step else "default",
+        }
         (line,) = ax.plot(x, y, marker=marker, markersize=3.5, linewidth=1.6, label=series.legend, **style)
         line.set_gid(f"{self.name}-series-{index}-line")
         if series.error is not None:

@@ -54,7 +54,7 @@ def figure_json(chart: Chart) -> str:
 
 @functools.cache
 def packed_script() -> str:
-    """plotly's script, compressed, in letters that a page can hold."""
+    """The script of plotly, compressed, in letters that a page can hold."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:

@@ -51,7 +51,7 @@ def algorithm_of(label: str) -> str | None:
     """The algorithm that a label names, if it names one.
 
     Example:
-        >>> algorithm_of("eSGD"), algorithm_of("sgd-fast"), algorithm_of("runs/cifar10-rsgd, 3 seeds"), algorithm_of("mine")
+        >>> algorithm_of("eSGD"), algorithm_of("sgd-fast"), algorithm_of("runs/net-rsgd, 3 seeds"), algorithm_of("mine")
         ('esgd', 'sgd', 'rsgd', None)
         >>> algorithm_of("rSGD x y"), algorithm_of("Entropy-SGD")
         ('rsgdxy', 'esgd')
