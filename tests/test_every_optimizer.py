@@ -11,6 +11,8 @@ from torch import nn
 
 import wideflat
 
+pytestmark = pytest.mark.filterwarnings("ignore:SAM perturbs 16-bit weights")
+
 SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
 CYCLE = {"inner_steps": 3, "lr": 0.7, "inner_lr": 0.02}
 

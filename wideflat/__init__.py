@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wideflat.baselines import EASGD, SAM, Lookahead, Parle
+    from wideflat.baselines import ASAM, EASGD, GSAM, SAM, FriendlySAM, Lookahead, LookSAM, Parle
     from wideflat.batch_norm import refresh_batch_norm
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
@@ -63,6 +63,10 @@ _PLACES = {
     "EASGD": "baselines.easgd",
     "Parle": "baselines.parle",
     "SAM": "baselines.sam",
+    "ASAM": "baselines.asam",
+    "GSAM": "baselines.gsam",
+    "FriendlySAM": "baselines.friendly_sam",
+    "LookSAM": "baselines.look_sam",
     "CommitteeMachine": "committee.machine",
 }
 
@@ -96,6 +100,10 @@ __all__ = [
     "EASGD",
     "Parle",
     "SAM",
+    "ASAM",
+    "GSAM",
+    "FriendlySAM",
+    "LookSAM",
     "CommitteeMachine",
     "__version__",
 ]
