@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
 from wideflat.checks import number
 from wideflat.kernels.flat_blocks import is_dense
@@ -137,7 +138,7 @@ class SAM(Optimizer):
         else:
             super().add_param_group(param_group)
 
-    # ------------------------------------------------------------------------------------------------- what variants say
+    # ------------------------------------------------------------------------------------------------ what variants say
 
     def _needs_second(self) -> bool:
         """Does this step take a second gradient?"""
@@ -187,9 +188,9 @@ class SAM(Optimizer):
         if closure is None:
             self._refuse_to_step_blindly()
         elif self._restored:  # two gradients are there; Lightning calls step() with a closure that does nothing
-            loss = self._call_idle(closure)
+            loss = call_idle(closure, self._params())
         else:
-            loss = self._first_gradients(closure)
+            loss = call_for_gradients(closure, self._params())
             needed = self.perturb()
             try:
                 if needed:
@@ -205,6 +206,9 @@ class SAM(Optimizer):
             self._count(rehearsal)
         return loss
 
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
     def _refuse_to_step_blindly(self) -> None:
         if self._first is not None:
             raise RuntimeError("step() was called after perturb(), while the model holds w + e; call restore() first")
@@ -213,46 +217,6 @@ class SAM(Optimizer):
                 "SAM takes two gradients a step: call opt.step(closure), where closure clears the gradients,"
                 " evaluates the loss, calls backward and returns the loss; or opt.perturb() and opt.restore()"
             )
-
-    def _first_gradients(self, closure: Callable[[], Any]) -> Any:
-        """Call the closure at w. Gradients that were there before must not be in its gradients: a gradient of one
-        parameter is replaced by NaN, which is gone afterwards if the closure clears the gradients.
-        """
-        before = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
-        if not before:
-            with torch.enable_grad():
-                return closure()
-        witness = min(before, key=Tensor.numel)
-        kept = witness.grad
-        witness.grad = marked = torch.full_like(witness, torch.nan)
-        version = marked._version
-        try:
-            with torch.enable_grad():
-                loss = closure()
-        finally:
-            untouched = witness.grad is marked and marked._version == version
-            if untouched:
-                witness.grad = kept
-        if not untouched and witness.grad is marked and bool(marked.isnan().all()):
-            self.zero_grad()
-            raise RuntimeError(
-                "the closure adds to gradients that were there before: let it clear them (opt.zero_grad()), and call "
-                "no backward() before step(closure). Gradients that are accumulated over several mini-batches go "
-                "with opt.perturb() and opt.restore(), for which the whole mini-batch is evaluated twice"
-            )
-        return loss
-
-    def _call_idle(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure after `restore`, when it must not make gradients any more."""
-        before = {p: p.grad for group in self.param_groups for p in group["params"]}
-        with torch.enable_grad():
-            loss = closure()
-        if any(p.grad is not gradient for p, gradient in before.items()):
-            raise RuntimeError(
-                "step(closure) was called after perturb() and restore(), and the closure made gradients once more: "
-                "call step() without a closure, or step(closure) alone"
-            )
-        return loss
 
     @torch.no_grad()
     def perturb(self, scaler: torch.amp.GradScaler | None = None) -> bool:
@@ -268,7 +232,7 @@ class SAM(Optimizer):
             raise RuntimeError("perturb() was called twice; call restore() after the second gradients")
         self._refuse_unscaled(scaler)
         self._refuse_unequal()
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        params = [p for p in self._params() if p.grad is not None]
         gradients: list[Tensor] = [p.grad for p in params if p.grad is not None]
         if any(g.is_sparse for g in gradients):
             raise RuntimeError(
@@ -314,7 +278,7 @@ class SAM(Optimizer):
                 p.data = there.to(self.perturb_dtype)
 
     def _sizes(self, params: list[Tensor]) -> list[Tensor] | None:
-        """The size of each weight, by which an adaptive neighbourhood is measured; 1 in groups that are not adaptive."""
+        """The size of each weight, by which an adaptive neighbourhood is measured; 1 in other groups."""
         adaptive = {p for group in self.param_groups if group["adaptive"] for p in group["params"]}
         if not adaptive:
             return None
@@ -347,7 +311,7 @@ class SAM(Optimizer):
         assert first is not None
         self._put_back()
         made = dict(zip(first.params, first.gradients, strict=True))
-        second = {p: p.grad for group in self.param_groups for p in group["params"] if p.grad is not None}
+        second = {p: p.grad for p in self._params() if p.grad is not None}
         if first.finite is None:
             gradients = self._combine(made, {})
         elif second:
@@ -364,7 +328,7 @@ class SAM(Optimizer):
             p.grad = gradients.get(p)
         self._restored = True
 
-    # ---------------------------------------------------------------------------------------------------------- refusals
+    # --------------------------------------------------------------------------------------------------------- refusals
 
     def _refuse_unscaled(self, scaler: torch.amp.GradScaler | None) -> None:
         states = getattr(scaler, "_per_optimizer_states", {})
