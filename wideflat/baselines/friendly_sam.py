@@ -69,7 +69,7 @@ class FriendlySAM(SAM):
         super().__init__(params, base, rho, **settings)
 
     def _direction(self, params: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        self._means, direction = {}, []
+        self._work.means, direction = {}, []
         for p, g in zip(params, gradients, strict=True):
             if self._steps and p in self._memory:
                 m = self._memory[p].to(g.dtype).lerp(g, 1 - self.decay)
@@ -77,19 +77,15 @@ class FriendlySAM(SAM):
             else:
                 m = g.clone()
                 direction.append(g)
-            self._means[p] = m
+            self._work.means[p] = m
         return direction
 
     def _take(self, params: list[Tensor], finite: Tensor) -> None:
-        for p, m in self._means.items():
+        for p, m in self._work.means.items():
             before = self._memory.get(p)
             kept = torch.zeros_like(m) if before is None else before.to(m.dtype)
             self._memory[p] = torch.where(finite.to(m.device), m, kept)
-        self._means = {}
-
-    def _make_working_memory(self) -> None:
-        super()._make_working_memory()
-        self._means: dict[Tensor, Tensor] = {}
+        self._work.means = {}
 
     def _kept(self) -> tuple[str, ...]:
         return (*super()._kept(), "sigma", "decay")

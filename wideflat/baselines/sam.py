@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,17 @@ class _First:
     #: Were all gradients finite? A tensor, so that the host need not wait for it. None: w was not left.
     finite: Tensor | None
     buffers: list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class _Work:
+    """Where a step is. One object that is changed in place: Lightning's wrapper calls our methods as its own."""
+
+    first: _First | None = None
+    restored: bool = False
+    has_warned: bool = False
+    #: For variants.
+    means: dict[Tensor, Tensor] = field(default_factory=dict)
 
 
 class SAM(Optimizer):
@@ -112,18 +123,13 @@ class SAM(Optimizer):
             number("lr", settings["lr"], 0)
         self.model, self.perturb_dtype = model, perturb_dtype
         self._memory: dict[Tensor, Tensor] = {}
-        self._make_working_memory()
+        self._work = _Work()
         super().__init__(params, {"rho": rho, "adaptive": adaptive})
         for group in self.param_groups:
             number("rho", group["rho"], 0)
         self.base = base(self.param_groups, **settings)
         self.defaults = {**self.base.defaults, "rho": rho, "adaptive": adaptive}
         self._share()
-
-    def _make_working_memory(self) -> None:
-        self._first: _First | None = None
-        self._restored = False
-        self._has_warned = False
 
     def _share(self) -> None:
         """One set of param groups and one state, so that schedulers and checkpoints reach the base."""
@@ -184,10 +190,10 @@ class SAM(Optimizer):
         Returns:
             The loss at w.
         """
-        loss, rehearsal = None, closure is None and not self._restored
+        loss, rehearsal = None, closure is None and not self._work.restored
         if closure is None:
             self._refuse_to_step_blindly()
-        elif self._restored:  # two gradients are there; Lightning calls step() with a closure that does nothing
+        elif self._work.restored:  # two gradients are there; Lightning calls step() with a closure that does nothing
             loss = call_idle(closure, self._params())
         else:
             loss = call_for_gradients(closure, self._params())
@@ -200,7 +206,7 @@ class SAM(Optimizer):
                 self._put_back()
                 raise
             self._finish(strict=False)
-        self._restored = False
+        self._work.restored = False
         step_quietly(self.base)
         if self._remembered is not None:
             self._count(rehearsal)
@@ -210,9 +216,9 @@ class SAM(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _refuse_to_step_blindly(self) -> None:
-        if self._first is not None:
+        if self._work.first is not None:
             raise RuntimeError("step() was called after perturb(), while the model holds w + e; call restore() first")
-        if not self._restored and any(float(group["lr"]) for group in self.param_groups):
+        if not self._work.restored and any(float(group["lr"]) for group in self.param_groups):
             raise ValueError(
                 "SAM takes two gradients a step: call opt.step(closure), where closure clears the gradients,"
                 " evaluates the loss, calls backward and returns the loss; or opt.perturb() and opt.restore()"
@@ -228,7 +234,7 @@ class SAM(Optimizer):
         Returns:
             Whether second gradients are needed now; if not (`wideflat.LookSAM`), `restore` may follow at once.
         """
-        if self._first is not None:
+        if self._work.first is not None:
             raise RuntimeError("perturb() was called twice; call restore() after the second gradients")
         self._refuse_unscaled(scaler)
         self._refuse_unequal()
@@ -239,11 +245,11 @@ class SAM(Optimizer):
                 "SAM does not support sparse gradients, whose norm torch does not compute; "
                 "use dense ones, for example Embedding(sparse=False)"
             )
-        self._restored = False
+        self._work.restored = False
         needed = self._needs_second()
-        self._first = _First(params, [], gradients, None, [])
+        self._work.first = _First(params, [], gradients, None, [])
         if needed and params:
-            self._leave(self._first, scaler)
+            self._leave(self._work.first, scaler)
         for p in params:
             p.grad = None
         return needed
@@ -287,27 +293,27 @@ class SAM(Optimizer):
     @torch.no_grad()
     def restore(self) -> None:
         """Go back to w, with the gradients of w + e. A parameter that has no second gradient has none in the step."""
-        if self._first is None:
+        if self._work.first is None:
             raise RuntimeError("restore() was called without perturb()")
         self._finish(strict=True)
 
     def _put_back(self) -> None:
         """Put w into the model again, and its buffers."""
-        assert self._first is not None
-        for p, w in zip(self._first.params, self._first.w, strict=False):  # none of them if w was not left
+        assert self._work.first is not None
+        for p, w in zip(self._work.first.params, self._work.first.w, strict=False):  # none of them if w was not left
             if p.dtype == w.dtype:
                 p.copy_(w)
             else:
                 gradient, p.grad = p.grad, None
                 p.data = w
                 p.grad = None if gradient is None else gradient.to(w.dtype)
-        for buffer, value in self._first.buffers:
+        for buffer, value in self._work.first.buffers:
             buffer.copy_(value)
-        self._first = None
+        self._work.first = None
 
     def _finish(self, strict: bool) -> None:
         """Put w back, and the gradients of the step in place."""
-        first = self._first
+        first = self._work.first
         assert first is not None
         self._put_back()
         made = dict(zip(first.params, first.gradients, strict=True))
@@ -326,7 +332,7 @@ class SAM(Optimizer):
             gradients = made  # a closure that makes none leaves those that are there
         for p in {**made, **second}:
             p.grad = gradients.get(p)
-        self._restored = True
+        self._work.restored = True
 
     # --------------------------------------------------------------------------------------------------------- refusals
 
@@ -347,8 +353,8 @@ class SAM(Optimizer):
 
     def _warn_of_rounding(self, params: list[Tensor]) -> None:
         half = any(p.dtype in (torch.bfloat16, torch.float16) for p in params)
-        if half and self.perturb_dtype is None and not self._has_warned:
-            self._has_warned = True
+        if half and self.perturb_dtype is None and not self._work.has_warned:
+            self._work.has_warned = True
             warnings.warn(
                 f"{type(self).__name__} perturbs 16-bit weights, whose rounding swallows a part of e (with rho = 0.05 "
                 "about half of the weights do not change); keep them in float32 under autocast, or pass "
@@ -375,9 +381,9 @@ class SAM(Optimizer):
         """As for any optimizer."""
         super().load_state_dict(state_dict)
         if self._remembered is not None:
-            self._memory = {
-                p: state.pop(self._remembered) for p, state in self.state.items() if self._remembered in state
-            }
+            kept = {p: state.pop(self._remembered) for p, state in self.state.items() if self._remembered in state}
+            self._memory.clear()
+            self._memory.update(kept)
             for p in [p for p, state in self.state.items() if not state]:
                 del self.state[p]
         self.base.__setstate__({"state": self.state, "param_groups": self.param_groups})
@@ -396,7 +402,7 @@ class SAM(Optimizer):
             group.setdefault("rho", 0.05)
             group.setdefault("adaptive", False)
         super().__setstate__(state)
-        self._make_working_memory()
+        self._work = _Work()
         if "base" in state:
             self._share()
 
