@@ -82,6 +82,10 @@ class Centered(Optimizer):
             )
         return positions.pop(), lengths.pop()
 
+    def _is_open(self) -> bool:
+        """Is a cycle under way, so that the model holds w' and not w?"""
+        return self._phase()[0] > 0
+
     # --------------------------------------------------------------------------------------------- state, where it is
 
     def _has_center(self, p: Tensor) -> bool:
@@ -219,7 +223,7 @@ class Centered(Optimizer):
                     if "explorer" in saved[p]:
                         state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
-        if self.evaluating and self._phase()[0] > 0 and not any("explorer" in s for s in self.state.values()):
+        if self.evaluating and self._is_open() and not any("explorer" in s for s in self.state.values()):
             raise ValueError(
                 "the state was saved after eval() in the middle of a cycle, and came here without w'; save it after "
                 "train(), or not flattened"
@@ -244,7 +248,7 @@ class Centered(Optimizer):
     @property
     def at_center(self) -> bool:
         """Does the model hold w now? At the start of a cycle, within `center`, and after `eval`."""
-        return self._within_center or self.evaluating or self._phase()[0] == 0
+        return self._within_center or self.evaluating or not self._is_open()
 
     @contextmanager
     def center(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -301,7 +305,7 @@ class Centered(Optimizer):
     @torch.no_grad()
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
-        if self._phase()[0] > 0:
+        if self._is_open():
             for p, state in self.state.items():
                 if "center" in state:
                     state["explorer"] = p.detach().clone()
@@ -317,7 +321,7 @@ class Centered(Optimizer):
     def distance(self) -> Tensor:
         """d(w', w): half the squared distance between explorer and center, over all parameters."""
         total = torch.zeros((), dtype=torch.float64)
-        if self._phase()[0] > 0:
+        if self._is_open():
             for p, state in self.state.items():
                 if "center" in state:
                     w_prime = state.get("explorer", p.detach())
