@@ -16,7 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wideflat.baselines import EASGD, SAM, Lookahead, Parle
+    from wideflat.baselines import ASAM, EASGD, GSAM, SAM, SNOO, DiLoCo, FriendlySAM, Lookahead, LookSAM, Parle
+    from wideflat.baselines import StreamingDiLoCo as StreamingDiLoCo
     from wideflat.batch_norm import refresh_batch_norm
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
@@ -62,7 +63,14 @@ _PLACES = {
     "Lookahead": "baselines.lookahead",
     "EASGD": "baselines.easgd",
     "Parle": "baselines.parle",
+    "SNOO": "baselines.snoo",
+    "DiLoCo": "baselines.diloco",
+    "StreamingDiLoCo": "baselines.streaming_diloco",
     "SAM": "baselines.sam",
+    "ASAM": "baselines.asam",
+    "GSAM": "baselines.gsam",
+    "FriendlySAM": "baselines.friendly_sam",
+    "LookSAM": "baselines.look_sam",
     "CommitteeMachine": "committee.machine",
 }
 
@@ -95,7 +103,14 @@ __all__ = [
     "Lookahead",
     "EASGD",
     "Parle",
+    "SNOO",
+    "DiLoCo",
+    "StreamingDiLoCo",
     "SAM",
+    "ASAM",
+    "GSAM",
+    "FriendlySAM",
+    "LookSAM",
     "CommitteeMachine",
     "__version__",
 ]

@@ -83,6 +83,10 @@ class Centered(Optimizer):
             )
         return positions.pop(), lengths.pop()
 
+    def _is_open(self) -> bool:
+        """Is a cycle under way, so that the model holds w' and not w?"""
+        return self._phase()[0] > 0
+
     # --------------------------------------------------------------------------------------------- state, where it is
 
     def _has_center(self, p: Tensor) -> bool:
@@ -222,7 +226,7 @@ class Centered(Optimizer):
                     if "explorer" in saved[p]:
                         state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
-        if self.evaluating and self._phase()[0] > 0 and not any("explorer" in s for s in self.state.values()):
+        if self.evaluating and self._is_open() and not any("explorer" in s for s in self.state.values()):
             raise ValueError(
                 "the state was saved after eval() in the middle of a cycle, and came here without w'; save it after "
                 "train(), or not flattened"
@@ -247,7 +251,7 @@ class Centered(Optimizer):
     @property
     def at_center(self) -> bool:
         """Does the model hold w now? At the start of a cycle, within `center`, and after `eval`."""
-        return self._within_center or self.evaluating or self._phase()[0] == 0
+        return self._within_center or self.evaluating or not self._is_open()
 
     @contextmanager
     def center(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -304,7 +308,7 @@ class Centered(Optimizer):
     @torch.no_grad()
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
-        if self._phase()[0] > 0:
+        if self._is_open():
             for p, state in self.state.items():
                 if "center" in state:
                     state["explorer"] = p.detach().clone()
@@ -320,7 +324,7 @@ class Centered(Optimizer):
     def distance(self) -> Tensor:
         """d(w', w): half the squared distance between explorer and center, over all parameters."""
         squares = []
-        if self._phase()[0] > 0:
+        if self._is_open():
             for p in self._parameters():
                 state = self.state.get(p, {})
                 if "center" in state:
