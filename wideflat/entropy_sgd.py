@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from wideflat.centered import check_overlap, step_quietly
 from wideflat.checks import shown
-from wideflat.entropic import Cycles, Part, check_cycle
+from wideflat.entropic import Cycles, check_cycle
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
+from wideflat.parts import Part
 
 __all__ = ["EntropySGD"]
 
@@ -296,9 +297,10 @@ class EntropySGD(Cycles):
         return velocity
 
     def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
-        if all(name in state for state in part.states):
+        try:
             return [state[name] for state in part.states]
-        return [self._velocity(p, sgd, weight) for p, weight in zip(part.w_prime, weights, strict=True)]
+        except KeyError:
+            return [self._velocity(p, sgd, weight) for p, weight in zip(part.params, weights, strict=True)]
 
     def _adopt_inner(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         if not self._plain:

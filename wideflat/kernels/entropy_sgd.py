@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wideflat.kernels.flat_blocks import alike, laid_out_like
+from wideflat.kernels.flat_blocks import alike, in_order
 from wideflat.kernels.library import REAL, Source, compile_kernel, threads_for
 from wideflat.kernels.noise import GaussianNoise
 
@@ -58,7 +58,6 @@ class KernelLists:
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._starts = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
         self._elements = sum(self._sizes)
-        self._layouts = [(p.shape, p.stride()) for p in w_prime]
 
     @staticmethod
     def fits(*lists: list[Tensor]) -> bool:
@@ -81,11 +80,8 @@ class KernelLists:
 
     def inner_step(self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
-        layouts = [(g.shape, g.stride()) for g in gradients]
-        if layouts != self._layouts:
-            if any(g.shape != shape for g, (shape, _) in zip(gradients, self._layouts, strict=True)):
-                raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
-            gradients = [laid_out_like(g, strides) for g, (_, strides) in zip(gradients, self._layouts, strict=True)]
+        if [list(map(Tensor.size, gradients)), list(map(Tensor.stride, gradients))] != self._places[:2]:
+            gradients = in_order(gradients, *self._places[:2])
         self._call(rule, None if noise is None else noise.source(step), _pointers(gradients))
 
     def outer_step(self, rule: Rule) -> None:
