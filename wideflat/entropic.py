@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered, check_overlap
-from wideflat.checks import number, shown
+from wideflat.checks import check_cycle, number, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.parts import Part
 
-__all__ = ["Cycles", "Entropic", "check_cycle"]
+__all__ = ["Cycles", "Entropic"]
 
 
 class Cycles(Centered):
@@ -94,7 +94,8 @@ class Cycles(Centered):
         for part in parts:
             self._fit(part.w_prime)
             if starting and part.w_prime:
-                take_up(part.w, part.w_prime)
+                if not self._is_taken_up(part):
+                    take_up(part.w, part.w_prime)
                 if part.keeps_mean:
                     put_back(part.mu, part.w_prime)
         if starting and self.inner_state == "restart":
@@ -111,11 +112,19 @@ class Cycles(Centered):
 
     def _outer_step(self) -> None:
         """Move w after mu, put w' back on w, and close the cycle."""
-        self._follow(self._parts_that_moved())
+        parts = self._parts_that_moved()
+        self._follow(parts)
+        if self.state_device is not None:
+            for part in parts:
+                part.versions = [p._version for p in part.params]
         for settings in self._settings():
             settings["position"] = 0
         if self._prefix:  # else it is there already
             self._publish()
+
+    def _is_taken_up(self, part: Part) -> bool:
+        """Does the model hold w at the start of a cycle, and nobody has written to it? Asked where w is far away."""
+        return self.state_device is not None and part.versions == [p._version for p in part.params]
 
     def _follow(self, parts: list[Part]) -> None:
         """The outer step of the box above, by torch's operations."""
@@ -205,20 +214,6 @@ class Cycles(Centered):
                 take_up([state["center"]], [p])
                 if "mean" in state:
                     state["mean"].copy_(p)
-
-    def _restart(self, inner: Optimizer) -> None:
-        """Give an inner optimizer the state that it had at the beginning: none, as a rule."""
-        for p, state in inner.state.items():
-            for name in state:
-                self.state[p].pop(self._prefix + name, None)
-        inner.state.clear()
-        if self._initial:
-            initial = self._initial[self.inner.index(inner)]
-            inner.state.update({p: copy.deepcopy(state) for p, state in initial.items()})
-
-    def _remember_beginning(self) -> None:
-        if self.inner_state == "restart":
-            self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
 
     def _is_rehearsal(self) -> bool:
         """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
@@ -437,18 +432,6 @@ class Entropic(Cycles):
 
     def _inner_groups(self) -> list[dict[str, Any]]:
         return [group for inner in self.inner for group in inner.param_groups]
-
-
-def check_cycle(settings: dict[str, Any]) -> None:
-    """Refuse values that cannot be meant, of what all of the family have."""
-    if not float(settings["epsilon"]) >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {settings['epsilon']}")
-    if not 0 <= settings["alpha"] <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {settings['alpha']}")
-    if not isinstance(settings["inner_steps"], int) or settings["inner_steps"] < 1:
-        raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
-    if not isinstance(settings["seed"], int):
-        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
 
 
 def _check_optimizers(optimizers: tuple[Any, ...]) -> None:

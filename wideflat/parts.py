@@ -28,6 +28,8 @@ class Part:
     #: All parameters of the group, and which of them had no gradient.
     group: list[Tensor] = field(default_factory=list)
     absent: list[bool] = field(default_factory=list)
+    #: Of the parameters when w was put there last, as autograd counts them; empty if it was not.
+    versions: list[int] = field(default_factory=list)
     #: Of w', in this step.
     gradients: list[Tensor] = field(default_factory=list)
 
