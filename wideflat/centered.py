@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.foreach import as_held
+from wideflat.kernels.rounding import ROUNDED, empty_rest
 from wideflat.kernels.shards import local, placed, replace, total
 
 __all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly", "warn_off_center"]
@@ -142,6 +144,20 @@ class Centered(Optimizer):
         if cast_or_moved or (is_dense(part) and local(tensor).stride() != part.stride()):
             replace(tensor, self._like(p).copy_(tensor))
 
+    def _restart(self, inner: Optimizer) -> None:
+        """Give an inner optimizer the state that it had at the beginning: none, as a rule."""
+        for p, state in inner.state.items():
+            for name in state:
+                self.state[p].pop(self._prefix + name, None)
+        inner.state.clear()
+        if self._initial:
+            initial = self._initial[self.inner.index(inner)]
+            inner.state.update({p: copy.deepcopy(state) for p, state in initial.items()})
+
+    def _remember_beginning(self) -> None:
+        if self.inner_state == "restart":
+            self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
+
     # ------------------------------------------------------------------------------------------ state, saved and loaded
 
     def _publish(self) -> None:
@@ -225,6 +241,8 @@ class Centered(Optimizer):
                         replace(state[name], copies[p][name])
                     if "explorer" in saved[p]:
                         state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
+                    if "rest" in saved[p] and saved[p]["rest"].dtype == ROUNDED.get(p.dtype):
+                        state["rest"] = empty_rest(p).copy_(saved[p]["rest"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
         if self.evaluating and self._is_open() and not any("explorer" in s for s in self.state.values()):
             raise ValueError(
@@ -357,7 +375,7 @@ def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for index, (p, number) in enumerate(zip(params, numbers, strict=False)):  # torch refuses another number of them
         state = state_dict["state"].get(number, {})
-        for name in (*OWN, "explorer", "outer_momentum_buffer"):
+        for name in (*OWN, "explorer", "rest", "outer_momentum_buffer"):
             if name in state and state[name].shape != p.shape:
                 raise ValueError(
                     f"the saved {name} of parameter {index} has the shape {tuple(state[name].shape)}, the parameter "

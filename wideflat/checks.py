@@ -204,3 +204,15 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     if dimensions is not None and tensor.dim() not in dimensions:
         raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions, got {shown(tensor)}")
     return tensor
+
+
+def check_cycle(settings: dict[str, Any]) -> None:
+    """Refuse values that cannot be meant, of the settings that all of the entropic family have."""
+    if not float(settings["epsilon"]) >= 0:
+        raise ValueError(f"epsilon must be >= 0, got {settings['epsilon']}")
+    if not 0 <= settings["alpha"] <= 1:
+        raise ValueError(f"alpha must be between 0 and 1, got {settings['alpha']}")
+    if not isinstance(settings["inner_steps"], int) or settings["inner_steps"] < 1:
+        raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
+    if not isinstance(settings["seed"], int):
+        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,38 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered, check_overlap
-from wideflat.checks import number, shown
+from wideflat.checks import check_cycle, number, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
-from wideflat.kernels.shards import Place, anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
+from wideflat.kernels.shards import anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
+from wideflat.parts import Part
 
-__all__ = ["Cycles", "Entropic", "Part", "check_cycle"]
-
-
-@dataclass
-class Part:
-    """The tensors of one param group that take part in a step: of sharded ones, what this rank holds."""
-
-    #: As the optimizer has them.
-    params: list[Tensor] = field(default_factory=list)
-    w_prime: list[Tensor] = field(default_factory=list)
-    w: list[Tensor] = field(default_factory=list)
-    #: The running means; the list w_prime itself where none are kept, because alpha = 0.
-    mu: list[Tensor] = field(default_factory=list)
-    #: Of the first element of each, in the noise.
-    places: list[Place] = field(default_factory=list)
-    #: What the optimizer keeps of each.
-    states: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """Of w'."""
-        return [local_gradient(p) for p in self.params]
-
-    @property
-    def centers(self) -> list[Tensor]:
-        """As the outer optimizer has them."""
-        return [state["center"] for state in self.states]
+__all__ = ["Cycles", "Entropic"]
 
 
 class Cycles(Centered):
@@ -99,7 +73,11 @@ class Cycles(Centered):
         self._forget_rehearsal()
         if position == 0:
             self._start_idle()
-        self._inner_step(self._parts(self._has_gradient), starting=position == 0)
+            self._stepped, self._resumed = [], False
+        parts = self._parts_of_step()
+        self._inner_step(parts, starting=position == 0)
+        for part in parts:
+            part.gradients = []  # else they would be kept beyond zero_grad()
         self._count(position + 1)
         if position + 1 >= inner_steps:
             self._outer_step()
@@ -117,8 +95,9 @@ class Cycles(Centered):
         for part in parts:
             self._fit(part.params)
             if starting and part.w_prime:
-                take_up(part.w, part.w_prime)
-                if part.mu is not part.w_prime:
+                if not self._is_taken_up(part):
+                    take_up(part.w, part.w_prime)
+                if part.keeps_mean:
                     put_back(part.mu, part.w_prime)
         if starting and self.inner_state == "restart":
             self._restart(inner)
@@ -129,16 +108,24 @@ class Cycles(Centered):
             if settings["epsilon"]:
                 scale = math.sqrt(float(group["lr"])) * float(settings["epsilon"])
                 add_noise(part.w_prime, part.places, self._noise_of(settings), int(settings["step"]), scale)
-            if part.w_prime and part.mu is not part.w_prime:
+            if part.w_prime and part.keeps_mean:
                 running_mean(part.mu, part.w_prime, float(settings["alpha"]))
 
     def _outer_step(self) -> None:
         """Move w after mu, put w' back on w, and close the cycle."""
-        self._follow(self._parts(self._has_moved))
+        parts = self._parts_that_moved()
+        self._follow(parts)
+        if self.state_device is not None:
+            for part in parts:
+                part.versions = [p._version for p in part.params]
         for settings in self._settings():
             settings["position"] = 0
         if self._prefix:  # else it is there already
             self._publish()
+
+    def _is_taken_up(self, part: Part) -> bool:
+        """Does the model hold w at the start of a cycle, and nobody has written to it? Asked where w is far away."""
+        return self.state_device is not None and part.versions == [p._version for p in part.params]
 
     def _follow(self, parts: list[Part]) -> None:
         """The outer step of the box above, by torch's operations."""
@@ -158,12 +145,36 @@ class Cycles(Centered):
         held = zip(part.w, as_held(part.w, part.w_prime), part.mu, strict=True)
         return [rounded.to(w.device, w.dtype) - mu.to(w.device, w.dtype) for w, rounded, mu in held]
 
+    def _parts_of_step(self) -> list[Part]:
+        """The parameters that have a gradient; those of the last step where nothing but the gradients is new."""
+        kept, groups = self._stepped[-1] if self._stepped else self._last, self.param_groups
+        if len(kept) != len(groups) or not all(
+            part.renew(group["params"], self.state, self._keeps_mean(k))
+            for k, (group, part) in enumerate(zip(groups, kept, strict=True))
+        ):
+            kept = self._parts(self._has_gradient)
+        if not self._stepped or self._stepped[-1] is not kept:
+            self._stepped.append(kept)
+        self._last = kept
+        return kept
+
+    def _parts_that_moved(self) -> list[Part]:
+        """The parameters that took an inner step in this cycle. One that never has a gradient stays as it is."""
+        if self._resumed or not self._stepped:  # in the middle of it: nobody has counted
+            return self._parts(self._has_moved)
+        parts = self._stepped[0]
+        if len(self._stepped) == 1 and len(parts) == len(self.param_groups) and all(p.is_of(self.state) for p in parts):
+            return parts
+        moved = {p for parts in self._stepped for part in parts for p in part.params}
+        return self._parts(lambda p: p in moved and self._has_center(p))
+
     def _parts(self, chosen: Callable[[Tensor], bool]) -> list[Part]:
         """The parameters that take part, group by group; state is made for those that have none yet."""
         parts, place = [], 0
         for k, group in enumerate(self.param_groups):
-            part, keeps_mean = Part(), self._keeps_mean(k)
-            for p in group["params"]:
+            part, keeps_mean = Part(group=list(group["params"])), self._keeps_mean(k)
+            part.absent = [p.grad is None for p in part.group]
+            for p in part.group:
                 if chosen(p):
                     state = self.state[p]
                     if "center" not in state or (keeps_mean and "mean" not in state):
@@ -174,6 +185,8 @@ class Cycles(Centered):
                     part.places.append(place_of(p, place))
                     part.states.append(state)
                 place += p.numel()
+            part.sharded = any(map(is_sharded, part.params))
+            part.gradients = [local_gradient(p) for p in part.params if p.grad is not None]
             part.w_prime = [local(p) for p in part.params]
             part.w = [local(state["center"]) for state in part.states]
             part.mu = [local(state["mean"]) for state in part.states] if keeps_mean else part.w_prime
@@ -190,7 +203,7 @@ class Cycles(Centered):
         return gradient is not None
 
     def _has_moved(self, p: Tensor) -> bool:
-        """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""
+        """Does the parameter look as if it had taken an inner step in this cycle?"""
         state = self.state.get(p, {})
         if p.grad is not None or "center" not in state:
             return "center" in state
@@ -205,20 +218,6 @@ class Cycles(Centered):
                 take_up([local(state["center"])], [local(p)])
                 if "mean" in state:
                     state["mean"].copy_(p)
-
-    def _restart(self, inner: Optimizer) -> None:
-        """Give an inner optimizer the state that it had at the beginning: none, as a rule."""
-        for p, state in inner.state.items():
-            for name in state:
-                self.state[p].pop(self._prefix + name, None)
-        inner.state.clear()
-        if self._initial:
-            initial = self._initial[self.inner.index(inner)]
-            inner.state.update({p: copy.deepcopy(state) for p, state in initial.items()})
-
-    def _remember_beginning(self) -> None:
-        if self.inner_state == "restart":
-            self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
 
     def _is_rehearsal(self) -> bool:
         """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
@@ -240,6 +239,9 @@ class Cycles(Centered):
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
         self._noise = None
+        self._last: list[Part] = []
+        self._stepped: list[list[Part]] = []
+        self._resumed = True
 
     def _count(self, position: int) -> None:
         step = self._settings()[0]["step"] + 1
@@ -434,18 +436,6 @@ class Entropic(Cycles):
 
     def _inner_groups(self) -> list[dict[str, Any]]:
         return [group for inner in self.inner for group in inner.param_groups]
-
-
-def check_cycle(settings: dict[str, Any]) -> None:
-    """Refuse values that cannot be meant, of what all of the family have."""
-    if not float(settings["epsilon"]) >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {settings['epsilon']}")
-    if not 0 <= settings["alpha"] <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {settings['alpha']}")
-    if not isinstance(settings["inner_steps"], int) or settings["inner_steps"] < 1:
-        raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
-    if not isinstance(settings["seed"], int):
-        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
 
 
 def _check_optimizers(optimizers: tuple[Any, ...]) -> None:

@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import check_overlap, step_quietly
-from wideflat.checks import shown
-from wideflat.entropic import Cycles, Part, check_cycle
+from wideflat.checks import check_cycle, shown
+from wideflat.entropic import Cycles
+from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
-from wideflat.kernels.shards import like, local, of_one_kind
+from wideflat.kernels.rounding import ROUNDED, empty_rest
+from wideflat.kernels.shards import is_walkable, like, local, of_one_kind
+from wideflat.parts import Part
 
 __all__ = ["EntropySGD"]
 
@@ -86,7 +89,12 @@ class EntropySGD(Cycles):
             False uses torch's operations. The noise is the same, the rest equal up to rounding.
         state_dtype: Type of w, mu and the velocities, where it is wider than that of the parameters: steps below the
             rounding of bfloat16 weights are not lost.
-        state_device: Where they are kept; None means with the parameters.
+        state_device: Where they are kept; None means with the parameters. They come and go block by block; with
+            ``gamma = alpha = 0`` the center does so once in a cycle.
+        rounding: What becomes of steps of w' below the rounding of parameters in bfloat16 or float16, whose gradients
+            are taken at the rounded w' in any case. ``"kept"``: 16 bits more for each weight hold what it loses, and w'
+            moves as in float32. ``"stochastic"``: w' is rounded up or down by chance, right on average, without more
+            memory. ``"nearest"``: they are lost. For the built-in SGD; another ``inner`` rounds as it does.
 
     Example:
         On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
@@ -102,7 +110,7 @@ class EntropySGD(Cycles):
         (0.7, True)
     """
 
-    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix")
+    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix", "rounding")
 
     def __init__(
         self,
@@ -126,8 +134,11 @@ class EntropySGD(Cycles):
         fused: bool | None = None,
         state_dtype: torch.dtype = torch.float32,
         state_device: torch.device | str | None = None,
+        rounding: str = "kept",
     ) -> None:
-        self._fused, self._plain = fused, inner is None
+        if rounding not in ("kept", "nearest", "stochastic"):
+            raise ValueError(f"rounding must be 'kept', 'nearest' or 'stochastic', got {rounding!r}")
+        self._fused, self._plain, self.rounding = fused, inner is None, rounding
         self._prefix = "" if self._plain else "inner_"
         self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
         defaults = {
@@ -205,9 +216,6 @@ class EntropySGD(Cycles):
 
     def _settings(self) -> list[dict[str, Any]]:
         return self.param_groups
-
-    def _keeps_mean(self, number: int) -> bool:
-        return True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
@@ -298,9 +306,10 @@ class EntropySGD(Cycles):
         return velocity
 
     def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
-        if all(name in state for state in part.states):
+        try:
             return [local(state[name]) for state in part.states]
-        return [local(self._velocity(p, sgd, weight)) for p, weight in zip(part.params, weights, strict=True)]
+        except KeyError:
+            return [local(self._velocity(p, sgd, weight)) for p, weight in zip(part.params, weights, strict=True)]
 
     def _adopt_inner(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         if not self._plain:
@@ -318,55 +327,86 @@ class EntropySGD(Cycles):
         for number, (group, inner, part) in enumerate(zip(self.param_groups, self.inner, parts, strict=True)):
             eta, momentum = float(group["inner_lr"]), float(group["momentum"])
             velocity = self._velocities("momentum_buffer", part, inner, part.params) if momentum else None
-            kernel = self._kernel_of("inner", number, part, velocity)
-            if kernel is None:
+            lists = self._lists_of("inner", number, part, velocity)
+            if lists is None:
                 self._explore(inner, range(number, number + 1), [part], starting)
                 continue
             pull = [float(group[name]) for name in ("weight_decay", "gamma", "alpha")]
             scale = math.sqrt(eta) * float(group["epsilon"])
             rule = Rule(eta, momentum, group["nesterov"], *pull, scale, starting)
-            kernel.inner_step(part.gradients, rule, self._noise_of(group) if scale else None, int(group["step"]))
+            noise = self._noise_of(group) if scale else None
+            taken = starting and self._is_taken_up(part)
+            lists.inner_step(part.gradients, rule, noise, int(group["step"]), taken)
 
     def _follow(self, parts: list[Part]) -> None:
         others = []
         for number, (group, part) in enumerate(zip(self.param_groups, parts, strict=True)):
             momentum, nesterov, decay = (_outer(group, name) for name in ("momentum", "nesterov", "weight_decay"))
             velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.centers) if momentum else None
-            kernel = self._kernel_of("outer", number, part, velocity)
-            if kernel is None:
+            lists = self._lists_of("outer", number, part, velocity)
+            if lists is None:
                 others.append(part)
             else:
-                kernel.outer_step(Rule(float(group["lr"]), float(momentum), nesterov, float(decay)))
+                lists.outer_step(Rule(float(group["lr"]), float(momentum), nesterov, float(decay)))
         super()._follow(others)
 
-    def _kernel_of(self, loop: str, number: int, part: Part, velocity: list[Tensor] | None) -> KernelLists | None:
-        """The one place that chooses: the kernel on the tensors of a group, or None for torch's operations."""
-        if not part.w_prime or self._fused is False or torch.compiler.is_compiling():
+    def _lists_of(
+        self, loop: str, number: int, part: Part, velocity: list[Tensor] | None
+    ) -> KernelLists | BlockLists | None:
+        """The one place that chooses: the kernel on the tensors of a group, torch's operations on blocks of them, or
+        None for torch's operations on whole tensors, whatever these are.
+        """
+        if not part.w_prime or torch.compiler.is_compiling():
             return None
-        lists = [part.w_prime, part.w, part.mu] + ([velocity] if velocity is not None else [])
-        kernel = self._kernels.get((loop, number))
-        if kernel is not None and kernel.matches(*lists, offsets=part.places):
-            return kernel
+        if self._fused is False and not self._rounds_apart(part):
+            return None
+        rest = self._rests(part)
+        lists = [part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest]
+        kept = self._kernels.get((loop, number))
+        if kept is not None and kept.matches(*lists, offsets=part.places):
+            return kept
         self._kernels.pop((loop, number), None)
-        if self._fused is None and not kernel_is_there(part.w_prime[0]):
-            return None
         self._fit(part.params)
-        offsets = [place for place in part.places if isinstance(place, int)]
-        fits = KernelLists.fits(*lists) and len(offsets) == len(part.places)
-        if not fits or (loop == "inner" and self.inner_state == "keep"):
-            if self._fused:
-                raise RuntimeError(
-                    "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
-                    "float64, sharded by their first dimension if at all, with inner_state='restart'; use fused=None, "
-                    "which falls back on torch's operations"
-                )
+        restarts = loop == "outer" or self.inner_state == "restart"
+        stretches = all(isinstance(place, int) for place in part.places)
+        compiled = restarts and self._fused is not False and stretches and kernel_is_there(part.w_prime[0])
+        if compiled and KernelLists.fits(*lists):
+            kept = KernelLists(*lists[:4], offsets=part.places)
+        elif self._fused:
+            raise RuntimeError(
+                "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
+                "float64, sharded by their first dimension if at all, with inner_state='restart'; use fused=None, "
+                "which falls back on torch's operations"
+            )
+        elif not all(is_walkable(place) for place in part.places):
             return None
-        self._kernels[loop, number] = KernelLists(*lists, offsets=offsets)
-        return self._kernels[loop, number]
+        elif BlockLists.fits(*lists) and (self._rounds_apart(part) or part.w_prime[0].dtype == part.w[0].dtype):
+            chance = int(self.param_groups[number]["seed"]) if self.rounding == "stochastic" else None
+            kept = BlockLists(*lists, offsets=part.places, restarts=restarts, chance=chance)
+        else:
+            return None
+        self._kernels[loop, number] = kept
+        return kept
+
+    def _rounds_apart(self, part: Part) -> bool:
+        """Are these parameters of 16 bits, which are moved in float32 and rounded in a way of their own?"""
+        return self.rounding != "nearest" and all(
+            p.dtype in ROUNDED and w.dtype == torch.float32 for p, w in zip(part.params, part.w, strict=True)
+        )
+
+    def _rests(self, part: Part) -> list[Tensor] | None:
+        """What the rounding of w' has lost, where it is kept: for parameters of 16 bits, all of a group."""
+        if self.rounding != "kept" or not self._rounds_apart(part):
+            return None
+        for p, state in zip(part.params, part.states, strict=True):
+            rest = state.get("rest")
+            if rest is None or rest.dtype != ROUNDED[p.dtype] or rest.device != p.device or rest.stride() != p.stride():
+                state["rest"] = empty_rest(p)
+        return [local(state["rest"]) for state in part.states]
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
-        self._kernels: dict[tuple[str, int], KernelLists] = {}
+        self._kernels: dict[tuple[str, int], KernelLists | BlockLists] = {}
 
 
 def _outer(group: dict[str, Any], name: str) -> Any:

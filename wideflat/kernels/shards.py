@@ -7,6 +7,8 @@ depends on where a weight stands, the noise, asks `place_of`; what is summed ove
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 __all__ = ["Patch", "Place", "is_sharded", "like", "local", "local_gradient", "norm", "place_of", "replace", "total"]
-__all__ += ["anywhere", "of_one_kind", "placed", "sharding"]
+__all__ += ["anywhere", "counted", "is_walkable", "of_one_kind", "placed", "sharding", "stretch"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -106,6 +108,9 @@ class Patch:
         offset: Where the part begins, in the same order.
         size: Its shape, too.
         order: That order of the dimensions.
+        in_order: Does the memory of the part run through its dimensions in the same order, without gaps?
+        first: The elements of the part from this one on,
+        count: and so many; None for all.
     """
 
     start: int
@@ -113,6 +118,9 @@ class Patch:
     offset: tuple[int, ...]
     size: tuple[int, ...]
     order: tuple[int, ...]
+    in_order: bool = True
+    first: int = 0
+    count: int | None = None
 
     def gather(self, draw: Callable[[int, int], Tensor], most: int) -> Iterator[tuple[Tensor, int]]:
         """What is drawn at these places, piece by piece.
@@ -122,29 +130,59 @@ class Patch:
             most: Numbers that are drawn at a time, about.
 
         Yields:
-            Numbers for the part, in the order in which its memory runs, and where in it they begin.
+            Numbers for the part, in that order of its dimensions, and where in it they begin.
+
+        Example:
+            Columns 1 and 2 of a matrix of 2 rows and 4 columns:
+
+            >>> patch = Patch(100, shape=(2, 4), offset=(0, 1), size=(2, 2), order=(0, 1))
+            >>> [numbers.tolist() for numbers, _ in patch.gather(lambda p, n: torch.arange(p, p + n), most=4)]
+            [[101, 102], [105, 106]]
         """
+        end = math.prod(self.size) if self.count is None else self.first + self.count
         # The first `outer` dimensions are walked through; a slab of the one after them is drawn at a time.
         outer = 0
         while outer < len(self.shape) - 1 and math.prod(self.shape[outer + 1 :]) > most:
             outer += 1
         rest, kept = math.prod(self.shape[outer + 1 :]), math.prod(self.size[outer + 1 :])
         inside = tuple(slice(o, o + n) for o, n in zip(self.offset[outer + 1 :], self.size[outer + 1 :], strict=True))
-        rows, at = max(most // max(rest, 1), 1), 0
-        for index in _indices(self.size[:outer]):
+        rows, at = max(most // max(rest, 1), 1), -self.first
+        for index in itertools.product(*map(range, self.size[:outer])):
             row = 0
             for i, size, offset in zip(index, self.shape, self.offset, strict=False):
                 row = row * size + offset + i
             row = row * self.shape[outer] + self.offset[outer]
-            for first in range(0, self.size[outer], rows):
-                count = min(rows, self.size[outer] - first)
-                numbers = draw(self.start + (row + first) * rest, count * rest)
-                yield numbers.view(count, *self.shape[outer + 1 :])[(slice(None), *inside)].reshape(-1), at
+            for above in range(0, self.size[outer], rows):
+                count = min(rows, self.size[outer] - above)
+                if at + count * kept > 0 and at < end - self.first:
+                    numbers = draw(self.start + (row + above) * rest, count * rest)
+                    numbers = numbers.view(count, *self.shape[outer + 1 :])[(slice(None), *inside)].reshape(-1)
+                    yield numbers[max(-at, 0) : end - self.first - at], max(at, 0)
                 at += count * kept
 
 
 #: Where the elements of a part stand in the whole: from a place on, or at those of a patch.
 Place: TypeAlias = int | Patch
+
+
+def stretch(place: Place, first: int, count: int) -> Place:
+    """The places of so many elements from ``first`` on, of those that stand at ``place``."""
+    if isinstance(place, int):
+        return place + first
+    return dataclasses.replace(place, first=place.first + first, count=count)
+
+
+def counted(place: Place, count: int, device: torch.device) -> Tensor:
+    """The places themselves, one for each element, in the order of memory."""
+    if isinstance(place, int):
+        return torch.arange(place, place + count, device=device)
+    pieces = [numbers for numbers, _ in place.gather(lambda p, n: torch.arange(p, p + n, device=device), 1 << 20)]
+    return torch.cat(pieces)
+
+
+def is_walkable(place: Place) -> bool:
+    """Do the places of these elements follow from the order in which they lie in memory?"""
+    return isinstance(place, int) or place.in_order
 
 
 def place_of(p: Tensor, start: int) -> Place:
@@ -154,21 +192,23 @@ def place_of(p: Tensor, start: int) -> Place:
     if not is_sharded(p):
         return start
     placement: Any = p
+    part = local(p)
     order, shape, offset, size = _patch(p.shape, p.stride(), placement.device_mesh, placement.placements)
-    if size != tuple(local(p).shape[d] for d in order):
+    if size != tuple(part.shape[d] for d in order):
         raise RuntimeError(
             f"a parameter of shape {tuple(p.shape)} is cut by {placement.placements} so that this rank holds "
-            f"{tuple(local(p).shape)} of it, which is no rectangle; shard it with Shard(dim)"
+            f"{tuple(part.shape)} of it, which is no rectangle; shard it with Shard(dim)"
         )
-    differ = [d for d in range(len(shape)) if size[d] != shape[d]]
-    if not differ or 0 in size:
+    if 0 in size:
         return start
-    if all(size[d] == 1 for d in range(differ[-1])):  # all of the dimensions below the one that is cut
+    in_order = part.permute(order).is_contiguous()
+    cut = [d for d in range(len(shape)) if size[d] != shape[d]]
+    if in_order and all(size[d] == 1 for d in range(cut[-1] if cut else 0)):  # all of what lies below what is cut
         place = 0
         for n, first in zip(shape, offset, strict=True):
             place = place * n + first
         return start + place
-    return Patch(start, shape, offset, size, order)
+    return Patch(start, shape, offset, size, order, in_order)
 
 
 @lru_cache(maxsize=4096)
@@ -191,16 +231,6 @@ def _offset(p: Tensor) -> tuple[int, ...]:
     for d, first in zip(order, offset, strict=True):
         found[d] = first
     return tuple(found)
-
-
-def _indices(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All indices of an array, the last one running fastest."""
-    if not sizes:
-        yield ()
-        return
-    for first in range(sizes[0]):
-        for rest in _indices(sizes[1:]):
-            yield (first, *rest)
 
 
 # --------------------------------------------------------------------------------------------------------------- sums
