@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.foreach import as_held
 from wideflat.kernels.rounding import ROUNDED, empty_rest
-from wideflat.kernels.shards import local, placed, replace, total
+from wideflat.kernels.shards import anywhere, local, local_gradient, placed, replace, total
 
-__all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly", "warn_off_center"]
+__all__ = ["Centered", "adopt_state", "step_quietly", "warn_off_center"]
 
 #: State of a parameter that is made here, not by the inner optimizers or the outer one.
 OWN = ("center", "mean", "momentum_buffer")
@@ -158,6 +158,15 @@ class Centered(Optimizer):
         if self.inner_state == "restart":
             self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
 
+    def _has_gradient(self, p: Tensor) -> bool:
+        gradient = p.grad
+        if gradient is not None and gradient.is_sparse:
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the "
+                "center, the pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
+            )
+        return gradient is not None
+
     # ------------------------------------------------------------------------------------------ state, saved and loaded
 
     def _publish(self) -> None:
@@ -169,6 +178,16 @@ class Centered(Optimizer):
             if p in self.state:
                 state = self.outer.state.get(center, {})
                 self.state[p].update({f"outer_{name}": value for name, value in state.items()})
+
+    def _is_rehearsal(self) -> bool:
+        """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
+        state, with zero gradients and zero ``lr``; that must not move anything.
+        """
+        if any("center" in state for state in self.state.values()):
+            return False
+        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not anywhere(
+            (p, local_gradient(p).any()) for p in self._parameters() if self._has_gradient(p)
+        )
 
     def _rehearse(self) -> None:
         """Make the state of the optimizers by a step that is taken back, so that its names are there for a checkpoint
@@ -419,12 +438,3 @@ def step_quietly(optimizer: Optimizer) -> None:
     """A step of an optimizer inside another one: hooks on all optimizers count the step of the outer one alone."""
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer) if getattr(step, "hooked", False) else optimizer.step()
-
-
-def check_overlap(p: Tensor) -> None:
-    """Refuse a parameter whose elements share memory, as those of an expanded tensor do."""
-    if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} is expanded: its elements share memory and cannot be trained each; "
-            "give the optimizer a clone of it"
-        )

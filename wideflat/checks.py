@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["choice", "function", "network", "number", "numbers_of", "real_tensor", "shown", "whole"]
+__all__ = ["check_cycle", "check_parameter", "choice", "function", "network", "number", "numbers_of", "real_tensor"]
+__all__ += ["refuse_differentiable", "shown", "whole"]
 
 T = TypeVar("T")
 
@@ -216,3 +217,26 @@ def check_cycle(settings: dict[str, Any]) -> None:
         raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
     if not isinstance(settings["seed"], int):
         raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
+
+
+def check_parameter(p: Tensor) -> None:
+    """Refuse a parameter whose elements share memory, as those of an expanded tensor do, or that is complex."""
+    if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} is expanded: its elements share memory and cannot be trained each; "
+            "give the optimizer a clone of it"
+        )
+    if p.is_complex():
+        raise ValueError(
+            f"complex parameters are not supported (one of shape {tuple(p.shape)}); store the real and imaginary "
+            "parts, see torch.view_as_real"
+        )
+
+
+def refuse_differentiable(differentiable: bool) -> None:
+    """Refuse what torch's optimizers mean by this: the weights are written in place here, and no graph can be kept."""
+    if differentiable:
+        raise ValueError(
+            "differentiable=True is not supported: w and w' are written in place, and no gradient goes through a step; "
+            "unroll the steps by hand with torch.func.functional_call for that"
+        )

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.centered import Centered, check_overlap
-from wideflat.checks import check_cycle, number, shown
+from wideflat.centered import Centered
+from wideflat.checks import check_cycle, check_parameter, number, refuse_differentiable, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.shards import anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
@@ -74,14 +74,25 @@ class Cycles(Centered):
         if position == 0:
             self._start_idle()
             self._stepped, self._resumed = [], False
-        parts = self._parts_of_step()
-        self._inner_step(parts, starting=position == 0)
+        given = self._descend()
+        try:
+            parts = self._parts_of_step()
+            self._inner_step(parts, starting=position == 0)
+        finally:
+            for p, gradient in given:
+                p.grad = gradient
         for part in parts:
             part.gradients = []  # else they would be kept beyond zero_grad()
         self._count(position + 1)
         if position + 1 >= inner_steps:
             self._outer_step()
         return loss
+
+    def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Turn round the gradients that point upwards; those that were there, to be put back. Here the inner
+        optimizers do so themselves.
+        """
+        return []
 
     def _inner_step(self, parts: list[Part], starting: bool) -> None:
         """Move w' and mu of all groups."""
@@ -193,15 +204,6 @@ class Cycles(Centered):
             parts.append(part)
         return parts
 
-    def _has_gradient(self, p: Tensor) -> bool:
-        gradient = p.grad
-        if gradient is not None and gradient.is_sparse:
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the "
-                "center, the pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
-            )
-        return gradient is not None
-
     def _has_moved(self, p: Tensor) -> bool:
         """Does the parameter look as if it had taken an inner step in this cycle?"""
         state = self.state.get(p, {})
@@ -218,16 +220,6 @@ class Cycles(Centered):
                 take_up([local(state["center"])], [local(p)])
                 if "mean" in state:
                     state["mean"].copy_(p)
-
-    def _is_rehearsal(self) -> bool:
-        """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
-        state, with zero gradients and zero ``lr``; that must not move anything.
-        """
-        if any("center" in state for state in self.state.values()):
-            return False
-        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not anywhere(
-            (p, local_gradient(p).any()) for p in self._parameters() if self._has_gradient(p)
-        )
 
     def _noise_of(self, settings: dict[str, Any]) -> GaussianNoise:
         """The noise of a seed, kept until another seed is asked for."""
@@ -391,7 +383,7 @@ class Entropic(Cycles):
         """Add a group to the inner optimizer, if there is one; in the middle of a cycle it joins in with w' = w."""
         if not hasattr(self, "outer"):  # torch's constructor, with the groups of the inner optimizers
             for p in param_group["params"]:
-                check_overlap(p)
+                check_parameter(p)
             super().add_param_group(param_group)
             param_group["entropic"] = self._record
             return
@@ -447,5 +439,6 @@ def _check_optimizers(optimizers: tuple[Any, ...]) -> None:
                 f"Entropic goes around torch optimizers, got {type(inner).__name__}; make one of the parameters first, "
                 "for example Entropic(torch.optim.AdamW(model.parameters()))"
             )
+        refuse_differentiable(any(group.get("differentiable", False) for group in inner.param_groups))
         if isinstance(inner, Centered):
             raise TypeError(f"{type(inner).__name__} has a center already; pass the optimizers inside it")

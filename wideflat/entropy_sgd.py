@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.centered import check_overlap, step_quietly
-from wideflat.checks import check_cycle, shown
+from wideflat.centered import step_quietly
+from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown
 from wideflat.entropic import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
@@ -95,6 +95,9 @@ class EntropySGD(Cycles):
             are taken at the rounded w' in any case. ``"kept"``: 16 bits more for each weight hold what it loses, and w'
             moves as in float32. ``"stochastic"``: w' is rounded up or down by chance, right on average, without more
             memory. ``"nearest"``: they are lost. For the built-in SGD; another ``inner`` rounds as it does.
+        maximize: Ascend the objective instead.
+        foreach: As for `torch.optim.SGD`, of the two inside, where neither the kernel nor blocks are used.
+        differentiable: Refused: the steps are taken in place.
 
     Example:
         On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
@@ -110,7 +113,7 @@ class EntropySGD(Cycles):
         (0.7, True)
     """
 
-    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix", "rounding")
+    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix", "_foreach", "rounding")
 
     def __init__(
         self,
@@ -135,10 +138,16 @@ class EntropySGD(Cycles):
         state_dtype: torch.dtype = torch.float32,
         state_device: torch.device | str | None = None,
         rounding: str = "kept",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
+        refuse_differentiable(differentiable)
+        if fused and foreach:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         if rounding not in ("kept", "nearest", "stochastic"):
             raise ValueError(f"rounding must be 'kept', 'nearest' or 'stochastic', got {rounding!r}")
-        self._fused, self._plain, self.rounding = fused, inner is None, rounding
+        self._fused, self._plain, self.rounding, self._foreach = fused, inner is None, rounding, foreach
         self._prefix = "" if self._plain else "inner_"
         self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
         defaults = {
@@ -155,6 +164,7 @@ class EntropySGD(Cycles):
             "outer_nesterov": outer_nesterov,
             "outer_weight_decay": outer_weight_decay,
             "seed": seed,
+            "maximize": maximize,
         }
         super().__init__(params, defaults)
         if inner is None:
@@ -163,7 +173,7 @@ class EntropySGD(Cycles):
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
-        foreach = of_one_kind(self._parameters())
+        foreach = of_one_kind(self._parameters()) and self._foreach is not False
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()
 
@@ -176,12 +186,7 @@ class EntropySGD(Cycles):
         try:
             _check(group)
             for p in group["params"]:
-                check_overlap(p)
-                if p.is_complex():
-                    raise ValueError(
-                        f"EntropySGD does not support complex parameters (one of shape {tuple(p.shape)}); "
-                        "store the real and imaginary parts, see torch.view_as_real"
-                    )
+                check_parameter(p)
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
@@ -206,10 +211,10 @@ class EntropySGD(Cycles):
         """Our groups carry names that another optimizer does not know; it is given the parameters alone."""
         return {"params": group["params"], "lr": group["inner_lr"]}
 
-    @staticmethod
-    def _inner_sgd(group: dict[str, Any]) -> Optimizer:
+    def _inner_sgd(self, group: dict[str, Any]) -> Optimizer:
         """SGD of one group, so that a faster path can take another one."""
-        return torch.optim.SGD([{"params": group["params"]}], foreach=of_one_kind(group["params"]))
+        foreach = of_one_kind(group["params"]) and self._foreach is not False
+        return torch.optim.SGD([{"params": group["params"]}], foreach=foreach)
 
     def _centers_of(self, group: dict[str, Any]) -> dict[str, Any]:
         return {"params": [self._center_of(p) for p in group["params"] if p.requires_grad]}
@@ -224,6 +229,15 @@ class EntropySGD(Cycles):
         super().__setstate__(state)
 
     # ---------------------------------------------------------------------------------------------------- Algorithm 1
+
+    def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Where a group is to be maximized, turn its gradients round; those that were there, to be put back."""
+        rising = [p for group in self.param_groups if group["maximize"] for p in group["params"]]
+        before = [(p, p.grad) for p in rising if self._has_gradient(p)]
+        for p, gradient in before:
+            assert gradient is not None
+            p.grad = -gradient
+        return before
 
     @contextmanager
     def _pulled(self, numbers: range, parts: list[Part]) -> Iterator[None]:

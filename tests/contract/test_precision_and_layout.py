@@ -11,7 +11,7 @@ from torch import nn
 
 import wideflat
 
-pytestmark = pytest.mark.filterwarnings("ignore:SAM perturbs 16-bit weights")
+pytestmark = pytest.mark.filterwarnings("ignore:.*SAM perturbs 16-bit weights")
 every = pytest.mark.parametrize("name", COVERING)
 
 

@@ -44,7 +44,11 @@ OPTIMIZERS = {
         entropic, inner=torch.optim.AdamW, alpha=0.0, outer=partial(torch.optim.Adam, lr=0.01)
     ),
     "EMA": lambda params: ema.make_optimizer(AVERAGED, params, 0),
-    #"SAM": lambda params: wideflat.SAM(params, rho=0.5, lr=0.02, **SGD),
+    "SAM": lambda params: wideflat.SAM(params, rho=0.5, lr=0.02, **SGD),
+    "ASAM": lambda params: wideflat.ASAM(params, rho=0.5, lr=0.02, **SGD),
+    "GSAM": lambda params: wideflat.GSAM(params, rho=0.5, lr=0.02, **SGD),
+    "FriendlySAM": lambda params: wideflat.FriendlySAM(params, rho=0.5, lr=0.02, **SGD),
+    "LookSAM": lambda params: wideflat.LookSAM(params, rho=5.0, alpha=0.2, period=3, lr=0.02, **SGD),
 }
 
 

@@ -54,11 +54,7 @@ def layer_profiles(
     if "parameters" in options:
         raise ValueError("layer_profiles chooses the parameters itself: give layers= instead of parameters=")
     model = whole_network(network(model))
-    own = {
-        prefix
-        for prefix, module in model.named_modules()
-        if any(True for _ in module.parameters(recurse=False))
-    }
+    own = {prefix for prefix, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
     wanted = [prefix for prefix, _ in model.named_modules() if prefix in own] if layers is None else list(layers)
     if unknown := [layer for layer in wanted if layer not in dict(model.named_modules())]:
         raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")
