@@ -26,8 +26,8 @@ last line of a convolutional network has its forward passes by themselves, as th
 the size that was chosen, channels last, batch norm folded.
 
 With ``--self-check`` nothing of this is measured, but how long the comparison of the fast path with the plain one takes
-before a measurement, as a fraction of that measurement with its default number of passes. With ``--tails`` what the tails
-of the noise add to a measurement where there is no C compiler.
+before a measurement, as a fraction of that measurement with its default number of passes. With ``--tails`` what the
+tails of the noise add to a measurement where there is no C compiler.
 """
 
 from __future__ import annotations
@@ -214,6 +214,7 @@ class SixteenBits:
         self.index, self.values = torch.empty(self.CHUNK, dtype=torch.int32), torch.empty(self.CHUNK)
 
     def fill(self, out: Tensor, weights: Tensor | None = None) -> Tensor:
+        """As ``GaussianNoise.fill``."""
         factors = None if weights is None else weights.view(-1).split(self.CHUNK)
         for at, part in enumerate(out.view(-1).split(self.CHUNK)):
             count = len(part)
@@ -227,7 +228,7 @@ class SixteenBits:
 
 
 def tails(name: str, model: nn.Module, x: Tensor, y: Tensor, sigmas: list[float], *_: object) -> None:
-    """What the tails of the noise add to a measurement without a compiler, by interleaved runs: processor time, medians of 15 pairs.
+    """What the tails of the noise add to a measurement without a compiler: processor time, medians of 15 pairs of runs.
 
     Run it with ``CC=nonexistent-cc``. With a compiler it shows by what the kernel is faster than 16 bits in NumPy.
     """

@@ -126,7 +126,9 @@ def test_filling_without_a_compiler(count, dtype):
     assert torch.equal(out, z)
     noise._fill_by_numpy(out, weights, 9)
     assert torch.equal(out, z * weights)
-    assert torch.equal(GaussianNoise(4).fill(torch.empty_like(out), weights, step=9), out)  # by the kernel, if it is there
+    assert torch.equal(
+        GaussianNoise(4).fill(torch.empty_like(out), weights, step=9), out
+    )  # by the kernel, if it is there
     noise._fill_by_numpy(weights, weights, 9)
     assert torch.equal(weights, out)
 

@@ -103,14 +103,16 @@ def _examples(energy: BlockEnergy) -> tuple[Any, int]:
 
 
 def _fast(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> Any:
-    """Outputs by the fast path, with a z that is drawn for this."""
+    """Outputs by the fast path, with a z that is drawn for this: the second ones, which use what the first kept."""
     seed = derive_seed(energy.plan.request.seed, "self-check")
     generator = generator_of(energy.evaluation.device, seed)
     energy.start(batch, size, generator)
     if energy.shared is not None and not energy.common:
         energy.shared.draw(generator)
-    seed_everything(seed)
-    return comparable(energy.evaluation, energy.outputs(batch, sigma, []), size)
+    for strength in (sigma / 2, sigma) if energy.common else (sigma,):
+        seed_everything(seed)
+        result = energy.outputs(batch, strength, [])
+    return comparable(energy.evaluation, result, size)
 
 
 def _plain(energy: BlockEnergy, batch: Any, size: int) -> Any:

@@ -8,8 +8,10 @@ the noise itself; for noise of variance v and cumulants k3, k4
     E sum d^3 = k3 (c - 1)(c - 2) / c
     E sum d^4 = k4 A + 3 v^2 B,         A = c ((1 - 1/c)^4 + (c - 1)/c^4),    B = (c - 1)^2 / c
 
-so sums over blocks give k3 and k4 without that bias. Two or three values of a block say nothing of k4. Where no block
-has four, the blocks are taken as equally noisy: a spread of their noise then counts as heavy tails, which errs on the
+    E V^2     = v^2 (c + 1) / (c - 1) + k4 / c,          V the variance of the block's values
+
+so sums over blocks give k3 and k4 without bias. Two or three values of a block say nothing of k4. Where no block has
+four, the blocks are taken as equally noisy: a spread of their noise then counts as heavy tails, which errs on the
 safe side.
 """
 
@@ -21,7 +23,7 @@ __all__ = ["shape_of"]
 
 
 def shape_of(table: np.ndarray, sizes: np.ndarray, within: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Skewness and excess kurtosis of one evaluation for each column; 0 where nothing can be said, the second never less.
+    """Skewness and excess kurtosis of one evaluation for each column: 0 where nothing can be said, kurtosis never less.
 
     Args:
         table: Shape (passes, blocks, S); NaN where a block was not evaluated.
@@ -64,9 +66,10 @@ def _shape(values: np.ndarray) -> tuple[float, float]:
     third = ((c - 1) * (c - 2) / c).sum()
     skewness = float((d**3).sum() / third) / pooled**1.5 if third > 0 else 0.0
     a, b = c * ((1 - 1 / c) ** 4 + (c - 1) / c**4), (c - 1) ** 2 / c
-    square = variance**2 * (c - 1) / (c + 1)  # v^2, without bias where the noise is Gaussian
     told = c >= 4
-    if not told.any():
-        told, square = c >= 2, np.full(len(c), pooled**2)
-    fourth = float((((d**4).sum(0) - 3 * square * b)[told]).sum() / a[told].sum())
-    return skewness, max(fourth / float(square[told].mean()), 0.0)
+    if told.any():
+        square, weight = variance**2 * (c - 1) / (c + 1), a - 3 * b * (c - 1) / (c * (c + 1))
+    else:
+        told, square, weight = c >= 2, pooled**2, a
+    fourth = float(((d**4).sum(0) - 3 * square * b)[told].sum() / weight[told].sum())
+    return skewness, max(fourth / pooled**2, 0.0)

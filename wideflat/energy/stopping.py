@@ -8,7 +8,7 @@ the share of block j and c_j how often it was evaluated,
 
 .. code-block:: text
 
-    V(c) = V0 spread(c) / spread(c0),    spread(c) = sum_j a_j^2 / c_j         stop when (1 + delta) sqrt(V(c)) <= target
+    V(c) = V0 spread(c) / spread(c0),    spread(c) = sum_j a_j^2 / c_j        stop when (1 + delta) sqrt(V(c)) <= target
 
 The mean of Gaussian evaluations does not depend on their variances, given c, and sqrt(V(c)) is a multiple of its true
 deviation that depends on V0 alone: so (mean - truth) / sqrt(V(c)) is Student's t with nu degrees of freedom, whatever c
@@ -122,14 +122,14 @@ class StoppingRule:
         columns: Number of columns.
 
     Example:
-        One block whose values are -1 and +1 in turn. The pilot ends after 65 of them, with the variance 1.0154 of one
-        value and t_64 = 1.998; for a bar of 0.1 it asks for (1.998 / 1.96)^2 1.0154 / 0.1^2 = 106.
+        One block whose values are -1 and +1 in turn. The pilot ends after 49 of them, with the variance 1.0204 of one
+        value and t_48 = 2.011; for a bar of 0.1 it asks for (2.011 / 1.96)^2 1.0204 / 0.1^2 = 108.
 
         >>> from wideflat.energy.stratified import stratified
         >>> rule, sizes = StoppingRule(0.1, 1), np.ones(1)
         >>> table = np.tile([-1.0, 1.0], 100).reshape(200, 1, 1)
         >>> next(n for n in range(2, 201) if rule.reached(table[:n], sizes, stratified(table[:n], sizes))[0])
-        106
+        108
     """
 
     def __init__(self, target: float, columns: int) -> None:

@@ -101,7 +101,7 @@ def _mix_(numbers: np.ndarray) -> np.ndarray:
 
 @cache
 def _first_level() -> np.ndarray:
-    """The numbers of the first level of both tails, by part (as ``GaussianNoise._body`` counts them) and the bits that cut it.
+    """The numbers of the first level of both tails, by part (counted as in ``_body``) and by the bits that cut it.
 
     NaN where it is to be cut again.
     """
@@ -300,7 +300,8 @@ class GaussianNoise:
     ) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """At most a chunk of numbers from 16 bits each; which of them belong to a tail, and to which part of the tails.
 
-        The numbers are in ``out`` if it is of float32. Four of them share 64 random bits. The parts of both tails are counted upwards from the lower one's innermost.
+        The numbers are in ``out`` if it is of float32. Four of them share 64 random bits. The parts of both tails
+        are counted upwards from the innermost of the upper one.
         """
         word, skip = divmod(start, 4)
         wanted = step * _STRIDE + word
@@ -319,7 +320,7 @@ class GaussianNoise:
         return values, outermost, ends[outermost]
 
     def _tail(self, step: int, places: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The numbers of parts of the tails (counted as in :meth:`_body`) at their places; see ``tail`` in ``noise.h``."""
+        """The numbers of parts of the tails, counted as in :meth:`_body`, at their places; ``tail`` in ``noise.h``."""
         more = places.astype(np.uint64)
         more *= np.uint64(_GOLDEN)
         more += np.uint64(self._tail_key(step) + _GOLDEN & _MASK)
