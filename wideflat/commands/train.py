@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as json_module
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,8 +16,10 @@ import tyro
 from wideflat import data as data_sets
 from wideflat.algorithms import ALGORITHMS, having
 from wideflat.commands import UsageError, usage
+from wideflat.commands.local_energy import named_function
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
+from wideflat.data.own import is_own, load_own
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
@@ -66,6 +69,8 @@ class Command:
 
     Examples:
       wideflat train cifar10-smallconvnet --data DIR
+      wideflat train cifar10-smallconvnet --algorithm esgd --data folder:photos --epochs 20
+      wideflat train cifar10-resnet18 --data npz:digits.npz --build my_project.nets:network
       wideflat train cifar10-smallconvnet --algorithm esgd --epochs 12 --seed 1
       wideflat train cifar10-resnet18 --algorithm rsgd --lr 0.03 --out runs/mine --snapshots 10 40
       wideflat train cifar10-resnet18 --stem cifar
@@ -93,7 +98,11 @@ class Command:
     resume: bool = True
     """Go on where the run stopped. --no-resume refuses a directory that holds a run already."""
     data: Path | None = None
-    """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches."""
+    """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches. Or data of your own, trained on with
+    the preset's network and settings: folder:PATH (one folder a class) or npz:FILE (x_train, y_train, x_test, y_test)."""
+    build: str | None = None
+    """A network of your own: module:function, called with num_classes (and image_size, in_channels where it takes
+    them). Looked for in the current folder too."""
     allow_altered: bool = False
     """Take data files that are well-formed but not the published ones, such as recompressed copies."""
     limit_data: int | None = None
@@ -198,6 +207,8 @@ class Command:
         with usage():
             cell, changed = self._cell()
         name = f"{self.preset}-{self.algorithm}" + ("-as-coded" if self.as_coded else "")
+        if is_own(self.data):
+            name = f"{name}-{Path(str(self.data).partition(':')[2]).stem}"
         out = self._out(name, changed)
         if self.fault_tolerant and self.replica is None:
             return self._supervise(cell, out)
@@ -206,7 +217,12 @@ class Command:
     def _train(self, cell: Preset, out: Path) -> int:
         """Train in this process, in whatever company."""
         options = Options(**{field.name: getattr(self, field.name) for field in _shared(self, Options)})
-        images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
+        if is_own(self.data):
+            assert self.data is not None
+            images = load_own(self.data, cell.image_size)
+            cell = cell.with_data(images)
+        else:
+            images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
             self._say(f"{len(images.altered)} files of {images.name} are not the published ones (--allow-altered)")
         device = _device(self.device)
@@ -294,7 +310,7 @@ class Command:
         """Train a setting of the committee machine."""
         if self.preset not in committee_settings():
             raise UsageError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
-        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded")
+        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded", "build")
         unused = [name for name in options if getattr(self, name) not in (None, False)]
         if self.algorithm != Command.algorithm:
             unused = unused or ["algorithm"]
@@ -316,6 +332,10 @@ class Command:
         if self.fork_passes is not None and self.start != "fork":
             raise ValueError("--fork-passes is for --start fork")
         cell = dataclasses.replace(cell, **changed)
+        if self.build is not None:
+            named_function(self.build)  # there, or an error that says what is missing
+            cell = dataclasses.replace(cell, model=self.build, model_arguments=())
+            changed = {"build": self.build.replace(":", "."), **changed}
         if self.stem is not None:
             cell = cell.with_stem(self.stem)
             changed = {"stem": self.stem, **changed}
@@ -357,10 +377,12 @@ class Command:
             replicas = ", ".join(f"{100 * error:.2f}" for error in result["replica_test_errors"])
             print(f"  replicas {replicas} %, their ensemble {100 * result['ensemble_test_error']:.2f} %")
         whole = preset(cell.name, cell.algorithm)
-        if whole.paper_error is not None:
+        if whole.paper_error is not None and not is_own(self.data):
             spread = "" if whole.paper_spread is None else f" ± {whole.paper_spread:g}"
             same = cell == whole and not self.limit_data
             print(f"  paper: {whole.paper_error:.1f}{spread} %" + ("" if same else " (with the preset's own settings)"))
+        build = f" --build {self.build}" if self.build else ""
+        print(f"  next: wideflat local-energy {shlex.quote(str(path))}{build}")
 
 
 def _device(name: str) -> torch.device:
