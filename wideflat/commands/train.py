@@ -99,7 +99,7 @@ class Command:
     """Go on where the run stopped. --no-resume refuses a directory that holds a run already."""
     data: Path | None = None
     """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches. Or data of your own, trained on with
-    the preset's network and settings: folder:PATH (one folder a class) or npz:FILE (x_train, y_train, x_test, y_test)."""
+    the preset's network and settings: folder:PATH (a folder for each class) or npz:FILE (x_train, y_train, ...)."""
     build: str | None = None
     """A network of your own: module:function, called with num_classes (and image_size, in_channels where it takes
     them). Looked for in the current folder too."""
