@@ -20,6 +20,7 @@ from wideflat.commands.local_energy import named_function
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.data.own import is_own, load_own
+from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
@@ -60,12 +61,17 @@ CHANGES = (
 )
 
 
+def one_of(words: str) -> Any:
+    """How the help shows an option with a few values, by default the preset's."""
+    return tyro.conf.arg(metavar=words, help_behavior_hint="")
+
+
 @dataclasses.dataclass
 class Command:
     """Train a row of Table 1 with any of the algorithms, or a setting of the committee machine.
 
     Started again, the same command goes on where it was stopped or killed, and ends with the same weights bit for bit.
-    Ctrl-C saves and stops. `wideflat presets` lists the presets.
+    Ctrl-C saves and stops. `wideflat presets` lists the presets. An option without a default here has the preset's.
 
     Examples:
       wideflat train cifar10-smallconvnet --data DIR
@@ -84,73 +90,76 @@ class Command:
       wideflat train cifar10-smallconvnet --algorithm rsgd --fault-tolerant
     """
 
-    preset: Annotated[str, tyro.conf.Positional]
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")]
     """A row of Table 1 (cifar10-smallconvnet, ...) or a setting of Appendix B.1 (committee-sgd-fast, ...)."""
     algorithm: Annotated[
         AlgorithmName, tyro.conf.arg(help=f"{ALGORITHMS_HELP}. Not for committee-..., which name theirs.")
     ] = "sgd"
     seed: int = 0
     """Of everything random."""
-    epochs: int | None = None
+    epochs: MaybeInt = None
     """Length of the training; learning rate, gamma and period are rescaled with it."""
-    out: Path | None = None
+    out: MaybePath = None
     """The run directory; by default in runs/, named after the preset and what was changed."""
     resume: bool = True
     """Go on where the run stopped. --no-resume refuses a directory that holds a run already."""
-    data: Path | None = None
+    data: MaybePath = None
     """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches. Or data of your own, trained on with
     the preset's network and settings: folder:PATH (a folder for each class) or npz:FILE (x_train, y_train, ...)."""
-    build: str | None = None
+    build: MaybeText = None
     """A network of your own: module:function, called with num_classes (and image_size, in_channels where it takes
     them). Looked for in the current folder too."""
     allow_altered: bool = False
     """Take data files that are well-formed but not the published ones, such as recompressed copies."""
-    limit_data: int | None = None
+    limit_data: MaybeInt = None
     """Train and test on at most so many images each."""
 
     as_coded: bool = False
     """As the authors' program has it where that differs from the paper: `wideflat presets PRESET` says in what."""
-    stem: Literal["cifar", "imagenet"] | None = None
+    stem: Annotated[Literal["cifar", "imagenet"] | None, one_of("cifar|imagenet")] = None
     """How ResNet-18, ResNet-50 and DenseNet-121 begin: one 3x3 convolution, or a 7x7 one of stride 2 and a max pool."""
-    batch_size: int | None = None
+    batch_size: MaybeInt = None
     """Images in a mini-batch."""
-    lr: float | None = None
+    lr: MaybeFloat = None
     """eta, the initial learning rate (for esgd that of the outer loop)."""
-    optimizer: Literal["sgd", "rmsprop-tf", "rmsprop"] | None = None
+    optimizer: Annotated[Literal["sgd", "rmsprop-tf", "rmsprop"] | None, one_of("sgd|rmsprop-tf|rmsprop")] = None
     """Of the replicas and of the inner loop; rmsprop-tf is TensorFlow's form, rmsprop torch's."""
-    momentum: float | None = None
+    momentum: MaybeFloat = None
     """Momentum."""
-    weight_decay: float | None = None
+    weight_decay: MaybeFloat = None
     """Weight decay."""
-    num_replicas: int | None = None
+    num_replicas: MaybeInt = None
     """y, the number of replicas."""
-    start: Literal["independent", "one", "fork"] | None = None
+    start: Annotated[Literal["independent", "one", "fork"] | None, one_of("independent|one|fork")] = None
     """Where replicas start: at points of their own, at one, or as copies of one that was trained for some passes."""
-    fork_passes: int | None = None
+    fork_passes: MaybeInt = None
     """Of --start fork: passes over the data before the copies part; 3 by default."""
-    period: int | None = None
+    period: MaybeInt = None
     """K, iterations from one coupling of the replicas to the next."""
-    coupling: Literal["gradient", "proximal"] | None = None
+    coupling: Annotated[Literal["gradient", "proximal"] | None, one_of("gradient|proximal")] = None
     """How replicas attract each other: through the gradients, or by a step of its own, stable for any strength."""
-    inner_lr: float | None = None
+    inner_lr: MaybeFloat = None
     """eta', the learning rate of the inner loop."""
-    inner_steps: int | None = None
+    inner_steps: MaybeInt = None
     """L, the steps of the inner loop."""
-    epsilon: float | None = None
+    epsilon: MaybeFloat = None
     """Amplitude of the Langevin noise."""
-    alpha: float | None = None
+    alpha: MaybeFloat = None
     """Weight of the past in the running mean: of the inner loop, or of the weights (ema)."""
-    gamma0: float | Literal["auto"] | None = None
+    gamma0: Annotated[float | Literal["auto"] | None, tyro.conf.arg(metavar="FLOAT|auto", help_behavior_hint="")] = None
     """The first gamma, or auto."""
-    gamma_factor: float | None = None
+    gamma_factor: MaybeFloat = None
     """What gamma grows by over the training."""
-    rho: float | None = None
+    rho: MaybeFloat = None
     """Radius of the ball of SAM."""
-    augmentation: Literal["none", "standard", "autoaugment", "fast-autoaugment"] | None = None
+    augmentation: Annotated[
+        Literal["none", "standard", "autoaugment", "fast-autoaugment"] | None,
+        one_of("none|standard|autoaugment|fast-autoaugment"),
+    ] = None
     """What is done to the training images."""
-    pixel_mean: tuple[float, ...] | None = None
+    pixel_mean: MaybeFloats = None
     """What is subtracted from each channel, pixels being 0 to 1; by default the mean over the training set."""
-    pixel_std: tuple[float, ...] | None = None
+    pixel_std: MaybeFloats = None
     """What each channel is divided by; by default the standard deviation over the training set."""
 
     device: str = "auto"
@@ -174,11 +183,11 @@ class Command:
 
     fault_tolerant: bool = False
     """A job for each replica of rsgd; each may be killed and started again. Without --replica all run here."""
-    replica: int | None = None
+    replica: MaybeInt = None
     """With --fault-tolerant: train this replica alone, 0 to y - 1; the others are other jobs."""
-    lighthouse: str | None = None
+    lighthouse: MaybeText = None
     """With --fault-tolerant: address of torchft_lighthouse, http://HOST:29510; by default $TORCHFT_LIGHTHOUSE."""
-    host: str | None = None
+    host: MaybeText = None
     """With --fault-tolerant: name or address under which other machines reach this one."""
 
     restarts: int = 50
