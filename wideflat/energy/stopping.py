@@ -195,7 +195,7 @@ class StoppingRule:
 
 def _within(c: np.ndarray) -> np.ndarray:
     """Whether evaluations c (blocks, S) show the noise within blocks."""
-    return (c >= 1).all(0) & (c >= 2).any(0)
+    return np.asarray((c >= 1).all(0) & (c >= 2).any(0))
 
 
 def _freedom(table: np.ndarray) -> np.ndarray:
