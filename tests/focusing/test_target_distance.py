@@ -115,7 +115,7 @@ def test_the_distance_of_a_network_is_held_while_it_trains():
                 ratios.append(hold.reached)
         return torch.tensor(ratios).median().item()
 
-    for ratio in (1e-5, 3e-5):  # the gradients of the end would still lead further
+    for ratio in (3e-5, 5e-5):  # between one step and what the last gradients would do without a pull
         assert run(ratio, 256) == pytest.approx(ratio, rel=0.05)
     for ratio in (3e-4, 1e-3):  # mini-batches: the distance of a cycle is noisy, and skewed
         assert 0.5 < run(ratio, 64) / ratio < 1.5
