@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import check_overlap, step_quietly
-from wideflat.checks import shown
+from wideflat.checks import shown, warn_of_adam
 from wideflat.entropic import Cycles, Part, check_cycle
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
@@ -151,6 +151,7 @@ class EntropySGD(Cycles):
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
+            warn_of_adam(self.inner[0], self.param_groups)
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=True)
         self._remember_beginning()
 

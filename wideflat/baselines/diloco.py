@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.distributed.group import ReplicaGroup, square_distance
-from wideflat.entropic import Entropic
+from wideflat.entropic import Entropic, Part
 from wideflat.replicas import Replicas, replica_group
 
 if TYPE_CHECKING:
@@ -147,6 +147,9 @@ class DiLoCo(Entropic):
     def _has_moved(self, p: Tensor) -> bool:
         """All that take part: what did not move here may have moved elsewhere."""
         return self._takes_part(p)
+
+    def _parts_that_moved(self) -> list[Part]:
+        return self._parts(self._takes_part)
 
     def _step_outer(self) -> None:
         """Average what the replicas did, and step; or go back to w, if the manager says so."""

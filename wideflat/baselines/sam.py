@@ -166,11 +166,14 @@ class SAM(Optimizer):
 
     def _count(self, rehearsal: bool) -> None:
         """A step was taken; or one for the state alone, with rates of zero, as torch.distributed.checkpoint does."""
+        assert self._remembered is not None
         for group in self.param_groups:
             group["sam_steps"] = group.get("sam_steps", 0) + (not rehearsal)
-            for p in group["params"]:
-                if rehearsal and p.requires_grad and p not in self._memory:
-                    self._memory[p] = torch.zeros_like(p)
+        for p in self._params():
+            if rehearsal and p.requires_grad:
+                self._memory.setdefault(p, torch.zeros_like(p))
+            if p.grad is not None and p in self._memory:  # the base has made its own state by now
+                self.state[p][self._remembered] = self._memory[p]
 
     @property
     def _steps(self) -> int:
@@ -381,11 +384,11 @@ class SAM(Optimizer):
         """As for any optimizer."""
         super().load_state_dict(state_dict)
         if self._remembered is not None:
-            kept = {p: state.pop(self._remembered) for p, state in self.state.items() if self._remembered in state}
+            name = self._remembered
             self._memory.clear()
-            self._memory.update(kept)
-            for p in [p for p, state in self.state.items() if not state]:
-                del self.state[p]
+            self._memory.update({p: state[name] for p, state in self.state.items() if name in state})
+            for p in [p for p, state in self.state.items() if set(state) == {name}]:
+                del self.state[p]  # an optimizer that finds state takes it for its own
         self.base.__setstate__({"state": self.state, "param_groups": self.param_groups})
         self._share()
 

@@ -46,7 +46,8 @@ class TargetDistance:
     Args:
         optimizer: With SGD inside and L >= 3. Its groups have one gamma, inner rate and momentum.
         ratio: d(w', w) / |w|^2 to be held.
-        gain: The share of the correction that is made in a cycle: below 1 where mini-batches differ much.
+        gain: 1 corrects gamma after each cycle by what that cycle says. Below 1, where mini-batches differ much, a
+            running mean over about 1 / gain cycles is listened to, and gain^2 of the correction is made.
 
     Attributes:
         reached: The ratio of the last cycle.
@@ -81,6 +82,8 @@ class TargetDistance:
         self.gain = number("gain", gain, 0, 1)
         self.reached = float("nan")
         self._first = float("nan")
+        #: Running means of the squared displacements after the first and the last but one step.
+        self._heard: tuple[float, ...] = ()
         _inner_loop(optimizer)  # refuses groups that differ
 
     @torch.no_grad()
@@ -91,7 +94,7 @@ class TargetDistance:
             return
         if settings["position"] == 1:
             self._first = 2 * self.optimizer.distance().item()
-        if settings["position"] == settings["inner_steps"] - 1 and self._first == self._first:
+        if settings["position"] == settings["inner_steps"] - 1 and not math.isnan(self._first):
             square = 2 * self.optimizer.distance().item()
             of_w = sum(
                 state["center"].double().square().sum().item()
@@ -99,19 +102,22 @@ class TargetDistance:
                 if "center" in state
             )
             self.reached = square / 2 / of_w if of_w else float("inf")
-            loop = _inner_loop(self.optimizer)
-            change, most = loop.change(self._first, square, 2 * self.ratio * of_w)
+            before = self._heard or (self._first, square)
+            seen = (self._first, square)
+            self._heard = tuple(old + self.gain * (new - old) for old, new in zip(before, seen, strict=True))
+            change, most = _inner_loop(self.optimizer).change(*self._heard, 2 * self.ratio * of_w)
             for group in self.optimizer.param_groups:
-                group["gamma"] = min(max(0.0, float(settings["gamma"]) + self.gain * change), most)
+                group["gamma"] = min(max(0.0, float(settings["gamma"]) + self.gain**2 * change), most)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs; gamma itself is in the optimizer's groups."""
-        return {"ratio": self.ratio, "gain": self.gain, "reached": self.reached, "first": self._first}
+        mine = {"ratio": self.ratio, "gain": self.gain, "reached": self.reached}
+        return {**mine, "first": self._first, "heard": list(self._heard)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
         self.ratio, self.gain = state_dict["ratio"], state_dict["gain"]
-        self.reached, self._first = state_dict["reached"], state_dict["first"]
+        self.reached, self._first, self._heard = state_dict["reached"], state_dict["first"], tuple(state_dict["heard"])
 
 
 @dataclass(frozen=True)
