@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 OPTIMIZERS = {
     "EntropySGD": lambda params: wideflat.EntropySGD(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
     "Entropic": lambda params: wideflat.Entropic(torch.optim.AdamW(params, lr=0.01), inner_steps=5, pull=0.5),
+    "Lookahead": lambda params: wideflat.Lookahead(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
 }
 
 
@@ -107,3 +108,16 @@ def test_a_step_at_the_center_says_what_was_forgotten():
     opt.eval()
     with pytest.raises(RuntimeError, match=r"opt.train\(\)"):
         opt.step()
+
+
+def test_a_compiled_network_is_resumed_exactly(tmp_path):
+    settings = {"dynamo_backend": "aot_eager"}
+    whole, first = (prepared("llama", False, "Entropic", **settings) for _ in range(2))
+    train(whole, 0, 10)
+    train(first, 0, 6)
+    first[2].eval()
+    first[0].save_state(tmp_path / "state")
+    again = prepared("llama", False, "Entropic", **settings)
+    again[0].load_state(tmp_path / "state")
+    train(again, 6, 10)
+    assert_same(weights(again[1]), weights(whole[1]))
