@@ -263,7 +263,7 @@ class SAM(Optimizer):
         wide = [_wide(g) for g in first.gradients]
         if scaler is not None:
             scale = scaler.scale(torch.ones((), device=params[0].device))
-            wide = _times(wide, 1 / scale)  # type: ignore[operator] # of one tensor it is one tensor
+            wide = _times(wide, 1 / scale)
         direction = self._direction(params, wide)
         sizes = self._sizes(params)
         scaled = direction if sizes is None else list(torch._foreach_mul(direction, sizes))

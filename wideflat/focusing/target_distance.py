@@ -83,7 +83,7 @@ class TargetDistance:
         self.reached = float("nan")
         self._first = float("nan")
         #: Running means of the squared displacements after the first and the last but one step.
-        self._heard: tuple[float, ...] = ()
+        self._heard: tuple[float, float] | None = None
         _inner_loop(optimizer)  # refuses groups that differ
 
     @torch.no_grad()
@@ -102,22 +102,23 @@ class TargetDistance:
                 if "center" in state
             )
             self.reached = square / 2 / of_w if of_w else float("inf")
-            before = self._heard or (self._first, square)
-            seen = (self._first, square)
-            self._heard = tuple(old + self.gain * (new - old) for old, new in zip(before, seen, strict=True))
-            change, most = _inner_loop(self.optimizer).change(*self._heard, 2 * self.ratio * of_w)
+            first_heard, heard = self._heard or (self._first, square)
+            first_heard += self.gain * (self._first - first_heard)
+            heard += self.gain * (square - heard)
+            self._heard = (first_heard, heard)
+            change, most = _inner_loop(self.optimizer).change(first_heard, heard, 2 * self.ratio * of_w)
             for group in self.optimizer.param_groups:
                 group["gamma"] = min(max(0.0, float(settings["gamma"]) + self.gain**2 * change), most)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs; gamma itself is in the optimizer's groups."""
         mine = {"ratio": self.ratio, "gain": self.gain, "reached": self.reached}
-        return {**mine, "first": self._first, "heard": list(self._heard)}
+        return {**mine, "first": self._first, "heard": self._heard}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
         self.ratio, self.gain = state_dict["ratio"], state_dict["gain"]
-        self.reached, self._first, self._heard = state_dict["reached"], state_dict["first"], tuple(state_dict["heard"])
+        self.reached, self._first, self._heard = state_dict["reached"], state_dict["first"], state_dict["heard"]
 
 
 @dataclass(frozen=True)
