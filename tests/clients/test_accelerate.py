@@ -3,7 +3,6 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from tiny_networks import NETWORKS, Examples, make
 from torch.utils.data import DataLoader
@@ -11,26 +10,16 @@ from torch.utils.data import DataLoader
 import wideflat
 
 # peft asks transformers for a name that transformers has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
 
 OPTIMIZERS = {
     "EntropySGD": lambda params: wideflat.EntropySGD(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
     "Entropic": lambda params: wideflat.Entropic(torch.optim.AdamW(params, lr=0.01), inner_steps=5, pull=0.5),
     "Lookahead": lambda params: wideflat.Lookahead(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Accelerate keeps its precision for the whole process; a test has its own."""
-    forget_accelerate()
-    yield
-    forget_accelerate()
-
-
-def forget_accelerate():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def weights(model):

@@ -4,7 +4,6 @@ import lightning
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_networks import Examples, make
 from torch import nn
@@ -17,6 +16,7 @@ from wideflat.integrations import lightning as light
 
 # As in the files beside this one: what Lightning says of itself.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -25,15 +25,6 @@ pytestmark = [
 ]
 
 SETTINGS = {"lr": 0.5, "inner_lr": 0.05, "inner_steps": 3, "epsilon": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 class Together(nn.Module):
