@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wideflat.entropy.learning_coefficient import llc
     from wideflat.entropy.measure import local_entropy
     from wideflat.entropy_sgd import EntropySGD
-    from wideflat.focusing import Focusing, automatic_gamma0
+    from wideflat.focusing import Focusing, TargetDistance, automatic_gamma0
     from wideflat.replicas import ReplicaCoupling, Replicas
 
 __version__ = "0.1.0"
@@ -42,8 +42,9 @@ _PLACES = {
     "Entropic": "entropic",
     "Replicas": "replicas",
     "ReplicaCoupling": "replicas",
-    "Focusing": "focusing",
-    "automatic_gamma0": "focusing",
+    "Focusing": "focusing.schedule",
+    "automatic_gamma0": "focusing.automatic",
+    "TargetDistance": "focusing.target_distance",
     "refresh_batch_norm": "batch_norm",
     "local_energy": "energy.measure",
     "LocalEnergy": "energy.profile",
@@ -84,6 +85,7 @@ __all__ = [
     "ReplicaCoupling",
     "Focusing",
     "automatic_gamma0",
+    "TargetDistance",
     "refresh_batch_norm",
     "local_energy",
     "LocalEnergy",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -16,9 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 __all__ = ["check_cycle", "check_parameter", "choice", "function", "network", "number", "numbers_of", "real_tensor"]
-__all__ += ["refuse_differentiable", "shown", "whole"]
+__all__ += ["refuse_differentiable", "shown", "warn_of_adam", "whole"]
 
 T = TypeVar("T")
 
@@ -239,4 +241,21 @@ def refuse_differentiable(differentiable: bool) -> None:
         raise ValueError(
             "differentiable=True is not supported: w and w' are written in place, and no gradient goes through a step; "
             "unroll the steps by hand with torch.func.functional_call for that"
+        )
+
+
+def warn_of_adam(inner: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Warn where the pull of Entropy-SGD goes through an Adam that has few steps in a cycle.
+
+    Args:
+        inner: The inner optimizer.
+        groups: The param groups of Entropy-SGD.
+    """
+    pulled = any(float(group["gamma"]) > 0 for group in groups)
+    if pulled and groups[0]["inner_steps"] < 10 and any("betas" in group for group in inner.param_groups):
+        warnings.warn(
+            f"gamma > 0 in the gradient of {type(inner).__name__}, which divides by the size of its gradients, with "
+            f"inner_steps = {groups[0]['inner_steps']} < 10: a small language model lost 0.39 nats a byte by it. Use "
+            "wideflat.Entropic around it, whose pull is not in the gradient; or gamma = 0, or longer cycles",
+            stacklevel=4,
         )

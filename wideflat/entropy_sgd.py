@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
-from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown
+from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown, warn_of_adam
 from wideflat.entropic import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
@@ -173,6 +173,7 @@ class EntropySGD(Cycles):
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
+            warn_of_adam(self.inner[0], self.param_groups)
         foreach = of_one_kind(self._parameters()) and self._foreach is not False
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()

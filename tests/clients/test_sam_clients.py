@@ -8,7 +8,6 @@ import lightning
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 from tiny_networks import NETWORKS, Examples, make
@@ -21,6 +20,7 @@ from wideflat.integrations.huggingface import FocusingCallback, SAMCallback
 
 # As in the files beside this one: what peft, Lightning and transformers say of themselves.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*"),
@@ -36,15 +36,6 @@ FAMILY = {
     "FriendlySAM": (wideflat.FriendlySAM, {"rho": 0.1}),
     "LookSAM": (wideflat.LookSAM, {"rho": 0.1, "period": 3}),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def weights(model):

@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "EntropySGD, no kernel": partial(entropy_sgd, fused=False, **SGD),
     "EntropySGD, no momentum": entropy_sgd,
     "EntropySGD(inner=SGD)": partial(entropy_sgd, inner=partial(torch.optim.SGD, **SGD), epsilon=0.0),
-    "EntropySGD(inner=AdamW)": partial(entropy_sgd, inner=torch.optim.AdamW),
+    "EntropySGD(inner=AdamW)": partial(entropy_sgd, inner=torch.optim.AdamW, gamma=0.0),
     "EntropySGD(inner=RMSprop), restarted": partial(
         entropy_sgd, inner=partial(torch.optim.RMSprop, momentum=0.9), inner_state="restart"
     ),

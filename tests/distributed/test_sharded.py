@@ -40,7 +40,9 @@ AVERAGED = dataclasses.replace(
 OPTIMIZERS = {
     "EntropySGD": lambda params: wideflat.EntropySGD(params, epsilon=0.01, **CYCLE, **SGD),
     "EntropySGD, no kernel": lambda params: wideflat.EntropySGD(params, epsilon=0.01, fused=False, **CYCLE, **SGD),
-    "EntropySGD(inner=Adam)": lambda params: wideflat.EntropySGD(params, epsilon=0.01, inner=torch.optim.Adam, **CYCLE),
+    "EntropySGD(inner=Adam)": lambda params: wideflat.EntropySGD(
+        params, gamma=0.0, epsilon=0.01, inner=torch.optim.Adam, **CYCLE
+    ),
     "Lookahead": lambda params: wideflat.Lookahead(params, **CYCLE, **SGD),
     "Entropic": entropic,
     "Entropic(AdamW), no mean, Adam outside": partial(

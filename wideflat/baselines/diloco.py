@@ -99,7 +99,12 @@ class DiLoCo(Entropic):
         pull: float = 0.0,
         **settings: Any,
     ) -> None:
-        cycle = {"inner_steps": inner_steps, "outer_lr": outer_lr, "outer_momentum": outer_momentum, "pull": pull}
+        cycle: dict[str, Any] = {
+            "inner_steps": inner_steps,
+            "outer_lr": outer_lr,
+            "outer_momentum": outer_momentum,
+            "pull": pull,
+        }
         super().__init__(*optimizers, **cycle, **settings)
         self.manager = manager
         self.group: ReplicaGroup | None = None

@@ -72,7 +72,7 @@ class FriendlySAM(SAM):
         self._work.means, direction = {}, []
         for p, g in zip(params, gradients, strict=True):
             if self._steps and p in self._memory:
-                m = self._memory[p].to(g.dtype).lerp(g, 1 - self.decay)
+                m = self._memory[p].to(g.device, g.dtype).lerp(g, 1 - self.decay)
                 direction.append(g - self.sigma * m)
             else:
                 m = g.clone()
@@ -83,7 +83,7 @@ class FriendlySAM(SAM):
     def _take(self, params: list[Tensor], finite: Tensor) -> None:
         for p, m in self._work.means.items():
             before = self._memory.get(p)
-            kept = torch.zeros_like(m) if before is None else before.to(m.dtype)
+            kept = torch.zeros_like(m) if before is None else before.to(m.device, m.dtype)
             self._memory[p] = torch.where(finite.to(m.device), m, kept)
         self._work.means = {}
 

@@ -40,6 +40,10 @@ class LookSAM(SAM):
             second_loss.backward()
         opt.restore(); opt.step()
 
+    Note on the paper:
+        A v that is not longer than the rounding of s is taken for zero: the steps between divide by its length. With
+        gradients in 16 bits most of v is rounding; let them be float32.
+
     Args:
         params: Parameters, or groups of them.
         base: The optimizer of the step, as for `wideflat.SAM`.
@@ -86,16 +90,21 @@ class LookSAM(SAM):
         g, s = first, second
         square = inner_product(g, g)
         if not self._needs_second():
-            v = {p: self._memory[p] for p in g if p in self._memory}
+            v = {p: self._memory[p].to(g[p].device, g[p].dtype) for p in g if p in self._memory}
             length = inner_product(v, v)
             factor = torch.where(length > 0, self.alpha * (square / length).sqrt(), 0)
             return {p: g[p] + (v[p] * factor.to(v[p])).to(g[p]) if p in v else g[p] for p in g}
         if self.period > 1:
             along = torch.where(square > 0, inner_product(g, s) / square, 0)
-            finite = torch.isfinite(along) & torch.isfinite(inner_product(s, s))
-            for p in s:
-                v = s[p] - g[p] * along.to(s[p].device, s[p].dtype) if p in g else s[p]
-                self._memory[p] = torch.where(finite.to(v.device), v, self._memory.get(p, torch.zeros_like(v)))
+            length = inner_product(s, s)
+            finite = torch.isfinite(along) & torch.isfinite(length)
+            v = {p: s[p] - g[p] * along.to(s[p].device, s[p].dtype) if p in g else s[p] for p in s}
+            rounding = 4 * max(torch.finfo(gradient.dtype).eps for gradient in s.values())  # of them, and of sums
+            counts = inner_product(v, v) > (rounding + 100 * torch.finfo(length.dtype).eps) ** 2 * length
+            for p in v:
+                here = v[p] * counts.to(v[p].device)
+                before = self._memory.get(p, torch.zeros_like(here)).to(here.device, here.dtype)
+                self._memory[p] = torch.where(finite.to(here.device), here, before)
         return s
 
     def _kept(self) -> tuple[str, ...]:

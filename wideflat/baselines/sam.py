@@ -167,14 +167,14 @@ class SAM(Optimizer):
 
     def _count(self, rehearsal: bool) -> None:
         """A step was taken; or one for the state alone, with rates of zero, as torch.distributed.checkpoint does."""
+        assert self._remembered is not None
         for group in self.param_groups:
             group["sam_steps"] = group.get("sam_steps", 0) + (not rehearsal)
-            for p in group["params"]:
-                if not rehearsal:
-                    self.state.get(p, {}).pop(self._remembered, None)
-                elif p.requires_grad and p not in self._memory:
-                    # torch.distributed.checkpoint looks here for what there is to be loaded
-                    self._memory[p] = self.state[p][self._remembered] = torch.zeros_like(p)
+        for p in self._params():
+            if rehearsal and p.requires_grad:
+                self._memory.setdefault(p, torch.zeros_like(p))
+            if p.grad is not None and p in self._memory:  # the base has made its own state by now
+                self.state[p][self._remembered] = self._memory[p]
 
     @property
     def _steps(self) -> int:
@@ -266,7 +266,7 @@ class SAM(Optimizer):
         wide = [_wide(g) for g in first.gradients]
         if scaler is not None:
             scale = scaler.scale(torch.ones((), device=params[0].device))
-            wide = _times(wide, 1 / scale)  # type: ignore[operator] # of one tensor it is one tensor
+            wide = _times(wide, 1 / scale)
         direction = self._direction(params, wide)
         sizes = self._sizes(params)
         scaled = direction if sizes is None else _products(direction, sizes)
@@ -393,11 +393,11 @@ class SAM(Optimizer):
         """As for any optimizer."""
         super().load_state_dict(state_dict)
         if self._remembered is not None:
-            kept = {p: state.pop(self._remembered) for p, state in self.state.items() if self._remembered in state}
+            name = self._remembered
             self._memory.clear()
-            self._memory.update(kept)
-            for p in [p for p, state in self.state.items() if not state]:
-                del self.state[p]
+            self._memory.update({p: state[name] for p, state in self.state.items() if name in state})
+            for p in [p for p, state in self.state.items() if set(state) == {name}]:
+                del self.state[p]  # an optimizer that finds state takes it for its own
         self.base.__setstate__({"state": self.state, "param_groups": self.param_groups})
         self._share()
 

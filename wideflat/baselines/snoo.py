@@ -52,5 +52,10 @@ class SNOO(Entropic):
         outer_momentum: float = 0.67,
         **settings: Any,
     ) -> None:
-        cycle = {"inner_steps": inner_steps, "outer_lr": outer_lr, "outer_momentum": outer_momentum, "pull": 0.0}
+        cycle: dict[str, Any] = {
+            "inner_steps": inner_steps,
+            "outer_lr": outer_lr,
+            "outer_momentum": outer_momentum,
+            "pull": 0.0,
+        }
         super().__init__(*optimizers, **cycle, **settings)

@@ -62,7 +62,8 @@ class StreamingDiLoCo(DiLoCo):
         if isinstance(fragments, int):
             self.num_fragments, parts = fragments, None
         else:
-            parts = [list(part.parameters()) if isinstance(part, nn.Module) else list(part) for part in fragments]
+            tensors = (part.parameters() if isinstance(part, nn.Module) else part for part in fragments)
+            parts = [list[Tensor](part) for part in tensors]
             self.num_fragments = len(parts)
         if self.num_fragments < 1 or inner_steps % self.num_fragments:
             raise ValueError(

@@ -75,7 +75,7 @@ class InProcess:
         self.replicas = replicas
         self.num_replicas = len(replicas)
         # Collected once: walking through the modules costs more than the attraction of small networks.
-        self.members: list[list[Tensor]] = [list(model.parameters()) for model in replicas]
+        self.members: list[list[Tensor]] = [list(replicas.own(model)) for model in replicas]
 
     def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
         """Weights, other lists and the barycenter, block by block."""
