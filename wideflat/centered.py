@@ -97,8 +97,9 @@ class Centered(Optimizer):
 
     def _like(self, p: Tensor) -> Tensor:
         """Memory for state of a parameter, lying in it as the parameter does."""
-        dtype = torch.promote_types(p.dtype, self.state_dtype)
-        return torch.empty_like(p, dtype=dtype, device=self.state_device or p.device, requires_grad=False)
+        dtype, device = torch.promote_types(p.dtype, self.state_dtype), torch.device(self.state_device or p.device)
+        pinned = device.type == "cpu" and p.device.type not in ("cpu", "meta") and p.layout == torch.strided
+        return torch.empty_like(p, dtype=dtype, device=device, requires_grad=False, pin_memory=pinned)
 
     def _allocate(self, number: int, p: Tensor) -> dict[str, Any]:
         """The state of one parameter of a group, at w' = w and at rest."""

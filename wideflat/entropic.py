@@ -141,8 +141,10 @@ class Cycles(Centered):
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, with w as the model held it."""
-        held = zip(part.w, as_held(part.w, part.w_prime), part.mu, strict=True)
-        return [rounded.to(w.device, w.dtype) - mu.to(w.device, w.dtype) for w, rounded, mu in held]
+        held = zip(part.w, as_held(part.w, part.w_prime), strict=True)
+        rounded = [p.to(w.device, w.dtype) for w, p in held]
+        mu = [mean.to(w.device, w.dtype) for w, mean in zip(part.w, part.mu, strict=True)]
+        return list(torch._foreach_sub(rounded, mu))
 
     def _parts_of_step(self) -> list[Part]:
         """The parameters that have a gradient; those of the last step where nothing but the gradients is new."""

@@ -269,9 +269,9 @@ class EntropySGD(Cycles):
         if not self._plain:
             super()._restart(inner)
             return
-        for state in inner.state.values():
-            if "momentum_buffer" in state:
-                state["momentum_buffer"].zero_()
+        velocities = [state["momentum_buffer"] for state in inner.state.values() if "momentum_buffer" in state]
+        if velocities:
+            torch._foreach_zero_(velocities)
 
     def _start_idle(self) -> None:
         super()._start_idle()
