@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["choice", "function", "network", "number", "numbers_of", "real_tensor", "shown", "whole"]
+__all__ = ["check_cycle", "choice", "function", "network", "number", "numbers_of", "real_tensor", "shown", "whole"]
 
 T = TypeVar("T")
 

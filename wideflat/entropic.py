@@ -17,7 +17,8 @@ from wideflat.centered import Centered, check_overlap
 from wideflat.checks import check_cycle, number, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
-from wideflat.parts import Part
+from wideflat.kernels.one_pass import OnePass
+from wideflat.kernels.parts import Part, has_gradient
 
 __all__ = ["Cycles", "Entropic"]
 
@@ -192,13 +193,7 @@ class Cycles(Centered):
         return parts
 
     def _has_gradient(self, p: Tensor) -> bool:
-        gradient = p.grad
-        if gradient is not None and gradient.is_sparse:
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the "
-                "center, the pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
-            )
-        return gradient is not None
+        return has_gradient(p, type(self).__name__)
 
     def _has_moved(self, p: Tensor) -> bool:
         """Does the parameter look as if it had taken an inner step in this cycle?"""
@@ -236,10 +231,9 @@ class Cycles(Centered):
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
-        self._noise = None
+        self._noise, self._resumed, self._one_pass = None, True, OnePass()
         self._last: list[Part] = []
         self._stepped: list[list[Part]] = []
-        self._resumed = True
 
     def _count(self, position: int) -> None:
         step = self._settings()[0]["step"] + 1
@@ -372,6 +366,13 @@ class Entropic(Cycles):
             if self.pull and part.w_prime:
                 pull_back(part.w_prime, part.w, min(1.0, self.pull / self.inner_steps))
         yield
+
+    def _explore(self, inner: Optimizer, numbers: range, parts: list[Part], starting: bool) -> None:
+        if starting or not self._one_pass.inner(inner, numbers, parts, self._record, self._noise_of(self._record)):
+            super()._explore(inner, numbers, parts, starting)
+
+    def _follow(self, parts: list[Part]) -> None:
+        super()._follow([part for k, part in enumerate(parts) if not self._one_pass.outer(self.outer, k, part)])
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, in the memory of mu where it can be: what is there is not needed any more."""

@@ -18,8 +18,8 @@ from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.parts import Part
 from wideflat.kernels.rounding import ROUNDED, empty_rest
-from wideflat.parts import Part
 
 __all__ = ["EntropySGD"]
 
@@ -367,7 +367,8 @@ class EntropySGD(Cycles):
         self._kernels.pop((loop, number), None)
         self._fit(part.params)
         restarts = loop == "outer" or self.inner_state == "restart"
-        if restarts and self._fused is not False and kernel_is_there(part.w_prime[0]) and KernelLists.fits(*lists):
+        wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
+        if wanted and restarts and KernelLists.fits(*lists):
             kept = KernelLists(*lists[:4], offsets=part.places)
         elif self._fused:
             raise RuntimeError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Part"]
+__all__ = ["Part", "has_gradient"]
 
 
 @dataclass
@@ -61,3 +61,14 @@ class Part:
             and all(map(is_, [kept.get("center") for kept in self.states], self.w))
             and (not self.keeps_mean or all(map(is_, [kept.get("mean") for kept in self.states], self.mu)))
         )
+
+
+def has_gradient(p: Tensor, optimizer: str) -> bool:
+    """Does a parameter take part in this step? Sparse gradients are refused in the name of an optimizer."""
+    gradient = p.grad
+    if gradient is not None and gradient.is_sparse:
+        raise RuntimeError(
+            f"{optimizer} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the center, the "
+            "pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
+        )
+    return gradient is not None
