@@ -40,6 +40,8 @@ class Cycles(Centered):
     """
 
     _noise: GaussianNoise | None
+    _last: list[Part]
+    _stepped: list[list[Part]]
 
     def _pulled(self, numbers: range, parts: list[Part]) -> AbstractContextManager[None]:
         """Within it the inner optimizer takes its step; not asked for in the first step of a cycle, where w' = w."""
@@ -232,8 +234,7 @@ class Cycles(Centered):
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
         self._noise, self._resumed, self._one_pass = None, True, OnePass()
-        self._last: list[Part] = []
-        self._stepped: list[list[Part]] = []
+        self._last, self._stepped = [], []
 
     def _count(self, position: int) -> None:
         step = self._settings()[0]["step"] + 1

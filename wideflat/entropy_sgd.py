@@ -360,7 +360,7 @@ class EntropySGD(Cycles):
         if self._fused is False and not self._rounds_apart(part):
             return None
         rest = self._rests(part)
-        lists = [part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest]
+        lists = (part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest)
         kept = self._kernels.get((loop, number))
         if kept is not None and kept.matches(*lists, offsets=part.places):
             return kept

@@ -164,7 +164,7 @@ class OnePass:
         return True
 
     def _outer_lists(self, number: int, part: Part, velocity: list[Tensor] | None) -> KernelLists | BlockLists | None:
-        lists = [part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity]
+        lists = (part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity)
         kept = self._sgd.get(number)
         if kept is not None and kept.matches(*lists, *([None] * isinstance(kept, BlockLists)), offsets=part.places):
             return kept
