@@ -144,8 +144,7 @@ class Cycles(Centered):
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, with w as the model held it."""
-        held = zip(part.w, as_held(part.w, part.w_prime), strict=True)
-        rounded = [p.to(w.device, w.dtype) for w, p in held]
+        rounded = [p.to(w.device, w.dtype) for w, p in zip(part.w, as_held(part.w, part.w_prime), strict=True)]
         mu = [mean.to(w.device, w.dtype) for w, mean in zip(part.w, part.mu, strict=True)]
         return list(torch._foreach_sub(rounded, mu))
 
