@@ -286,7 +286,7 @@ class EntropySGD(Cycles):
         if not self._plain:
             super()._restart(inner)
             return
-        velocities = [state["momentum_buffer"] for state in inner.state.values() if "momentum_buffer" in state]
+        velocities = [local(state["momentum_buffer"]) for state in inner.state.values() if "momentum_buffer" in state]
         if velocities:
             torch._foreach_zero_(velocities)
 

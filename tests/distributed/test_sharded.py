@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import wideflat
 from wideflat.algorithms import ema
+from wideflat.baselines import TensorFlowRMSprop
 from wideflat.kernels.shards import is_sharded
 from wideflat.presets import preset
 
@@ -49,6 +50,7 @@ OPTIMIZERS = {
         entropic, inner=torch.optim.AdamW, alpha=0.0, outer=partial(torch.optim.Adam, lr=0.01)
     ),
     "EMA": lambda params: ema.make_optimizer(AVERAGED, params, 0),
+    "TensorFlowRMSprop": lambda params: TensorFlowRMSprop(params, lr=0.002, momentum=0.9, weight_decay=0.01),
     "SAM": lambda params: wideflat.SAM(params, rho=0.5, lr=0.02, **SGD),
     "ASAM": lambda params: wideflat.ASAM(params, rho=0.5, lr=0.02, **SGD),
     "GSAM": lambda params: wideflat.GSAM(params, rho=0.5, lr=0.02, **SGD),
@@ -57,9 +59,11 @@ OPTIMIZERS = {
 }
 
 
-def values():
+def values(name):
+    """In float32; but LookSAM divides by a difference of gradients, so that rounding grows from step to step."""
     generator = torch.Generator().manual_seed(0)
-    return [0.5 + 0.1 * torch.randn(shape, generator=generator) for shape in SHAPES]
+    dtype = torch.float64 if name == "LookSAM" else torch.float32
+    return [(0.5 + 0.1 * torch.randn(shape, generator=generator)).to(dtype) for shape in SHAPES]
 
 
 @cache
@@ -133,14 +137,14 @@ def cut(form, mesh, index, value):
 def train_cut(forms, names, shape, steps=STEPS):
     mesh = init_device_mesh("cpu", shape)
     return {
-        (form, name): train(name, [cut(form, mesh, i, value) for i, value in enumerate(values())], steps)
+        (form, name): train(name, [cut(form, mesh, i, value) for i, value in enumerate(values(name))], steps)
         for form in forms
         for name in names
     }
 
 
 def check(results, names, steps=STEPS):
-    expected = {name: train(name, [nn.Parameter(value) for value in values()], steps) for name in names}
+    expected = {name: train(name, [nn.Parameter(value) for value in values(name)], steps) for name in names}
     for result in results:
         for (form, name), (found, distance) in result.items():
             weights, distance_then = expected[name]

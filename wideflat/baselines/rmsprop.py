@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from wideflat.kernels.shards import local, local_gradient
+
 __all__ = ["TensorFlowRMSprop"]
 
 
@@ -100,27 +102,28 @@ class TensorFlowRMSprop(Optimizer):
 
     def _step_of(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, alpha, momentum = float(group["lr"]), group["alpha"], group["momentum"]
-        g = [p.grad for p in params if p.grad is not None]
+        g = [local_gradient(p) for p in params]
         if any(grad.is_sparse for grad in g) or any(p.is_complex() for p in params):
             raise RuntimeError(
                 "TensorFlowRMSprop does not support sparse gradients and complex parameters; use torch.optim.RMSprop"
             )
         if group["maximize"]:
             g = list(torch._foreach_neg(g))
+        w = [local(p) for p in params]
         if group["weight_decay"]:
-            g = list(torch._foreach_add(g, params, alpha=group["weight_decay"]))
-        ms = [self._state(p, "square_avg", 1.0) for p in params]
+            g = list(torch._foreach_add(g, w, alpha=group["weight_decay"]))
+        ms = [local(self._state(p, "square_avg", 1.0)) for p in params]
         torch._foreach_mul_(ms, alpha)
         torch._foreach_addcmul_(ms, g, g, value=1 - alpha)
         root = torch._foreach_add(ms, group["eps"])
         torch._foreach_sqrt_(root)
         if not momentum:
-            torch._foreach_addcdiv_(params, g, root, value=-lr)
+            torch._foreach_addcdiv_(w, g, root, value=-lr)
             return
-        mom = [self._state(p, "momentum_buffer", 0.0) for p in params]
+        mom = [local(self._state(p, "momentum_buffer", 0.0)) for p in params]
         torch._foreach_mul_(mom, momentum)
         torch._foreach_addcdiv_(mom, g, root, value=lr)
-        torch._foreach_sub_(params, mom)
+        torch._foreach_sub_(w, mom)
 
     def _state(self, p: Tensor, name: str, start: float) -> Tensor:
         """A part of the state of a parameter, made where it is asked for the first time."""
