@@ -11,7 +11,7 @@
 
 SmallConvNet is trained here, on images of CIFAR-10 where $WIDEFLAT_DATA (or --data) has them, else on the embedded
 dresses and coats, until the mean loss is 0.005: sharp with SGD, lr 0.01, batch 250, momentum 0.9; flat with lr 0.05,
-batch 10. Weights and results are kept in --folder: what was stopped goes on, what is there is only printed. The rivals
+batch 10, no momentum. Weights and results are kept in --folder: what was stopped goes on, what is there is only printed. The rivals
 are in ``free_entropy_rivals.py``. Times are processor seconds of this process.
 """
 
@@ -45,7 +45,7 @@ from wideflat.files import atomic_write
 from wideflat.models.small_conv_net import SmallConvNet
 
 ROOT = Path(__file__).parent.parent
-MINIMA = {"flat": (0.05, 10), "sharp": (0.01, 250)}  # learning rate and batch; momentum 0.9 in both
+MINIMA = {"flat": (0.05, 10, 0.0), "sharp": (0.01, 250, 0.9)}  # learning rate, batch, momentum
 ENOUGH = 0.005  # mean loss at which training ends
 
 
@@ -77,11 +77,11 @@ def network(x: Tensor, y: Tensor, width: float = 1.0) -> nn.Module:
 def trained(kind: str, x: Tensor, y: Tensor, path: Path, width: float = 1.0) -> nn.Module:
     """A minimum of this kind, from its file or trained now."""
     torch.manual_seed(0)
-    model, (lr, batch) = network(x, y, width), MINIMA[kind]
+    model, (lr, batch, momentum) = network(x, y, width), MINIMA[kind]
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
         return model.eval()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     for _ in range(1000):
         for index in torch.randperm(len(y)).split(batch):
             optimizer.zero_grad()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 from torch import nn
 
@@ -16,7 +15,7 @@ from wideflat.commands.local_energy import load_weights, named_function
 from wideflat.entropy import FreeEntropy
 from wideflat.entropy.free_entropy import Interrupted, free_entropy
 from wideflat.files import atomic_write
-from wideflat.training.flatness import augmentation_of_run, images_of_run
+from wideflat.training.flatness import images_of_run, plain_images
 from wideflat.training.runs import Run
 
 __all__ = ["Command"]
@@ -151,15 +150,12 @@ class Command:
                 "training data"
             )
         run = Run.open(self.path)
-        images = images_of_run(run, self.data)
-        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
-        plain = augmentation_of_run(run).evaluation()
-        inputs = plain(pixels, images.mean, images.std, torch.default_generator)
+        inputs, targets = plain_images(run, images_of_run(run, self.data))
         subset = min(len(inputs), self.subset or 1000)
         model = run.load_model(
             self.epoch, self.device, build=None if self.build is None else named_function(self.build)
         )
-        return model, (inputs, images.train.targets), {"subset": subset}
+        return model, (inputs, targets), {"subset": subset}
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
