@@ -11,8 +11,8 @@
 
 SmallConvNet is trained here, on images of CIFAR-10 where $WIDEFLAT_DATA (or --data) has them, else on the embedded
 dresses and coats, until the mean loss is 0.005: sharp with SGD, lr 0.01, batch 250, momentum 0.9; flat with lr 0.05,
-batch 10, no momentum. Weights and results are kept in --folder: what was stopped goes on, what is there is only printed. The rivals
-are in ``free_entropy_rivals.py``. Times are processor seconds of this process.
+batch 10, no momentum. Weights and results are kept in --folder: what was stopped goes on, what is there is only
+printed. The rivals are in ``free_entropy_rivals.py``. Times are processor seconds of this process.
 """
 
 from __future__ import annotations

@@ -270,8 +270,8 @@ class VolumeFigure(Experiment):
             return []
         sigma = networks["sigma"][0]
         about = (
-            f"One point a network; σ = {sigma:g} relative to each weight, {networks['examples'][0]:.0f} training images. "
-            "Bars: standard errors. A larger log Z is a larger volume of good weights."
+            f"One point a network; σ = {sigma:g} relative to each weight, {networks['examples'][0]:.0f} training "
+            "images. Bars: standard errors. A larger log Z is a larger volume of good weights."
         )
         charts = []
         for column, error, words in OTHERS[:2]:
