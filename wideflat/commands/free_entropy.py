@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,8 @@ class Command:
             print(json_module.dumps(found.to_dict(), indent=2))
         else:
             print(found)
+            for line in drawn(found):
+                print(line)
             if found.points:
                 print(f"result: {out}")
             if self.figure is not None:
@@ -169,6 +172,19 @@ class Command:
         load_weights(model, self.path)
         options = {"subset": self.subset, **(built[2] if len(built) == 3 else {})}
         return model.to(self.device), data, options
+
+
+def drawn(found: FreeEntropy, width: int = 40) -> list[str]:
+    """Lambda over beta in the terminal: a line a temperature; minus the area under it is log Z."""
+    lines = []
+    for point in found.points:
+        longest = max((abs(value) for value in point.llc if math.isfinite(value)), default=0.0) or 1.0
+        lines.append(f"lambda(beta) = beta <V> at sigma = {point.sigma:g}:")
+        for beta, value, error in zip(point.betas, point.llc, point.llc_stderr, strict=True):
+            length = round(width * abs(value) / longest) if math.isfinite(value) else 0
+            bar = ("#" if value >= 0 else "-") * length  # below zero: better weights lie around
+            lines.append(f"{beta:>10.3g} {value:>9.3g} ± {error:<7.1g} {bar}".rstrip())
+    return lines
 
 
 def _draw(found: FreeEntropy, path: Path) -> None:
