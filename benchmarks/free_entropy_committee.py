@@ -1,11 +1,12 @@
 """The free entropy of committee machines, 9 x 784 on real patterns, against the sampler, EP and BP.
 
-    python benchmarks/free_entropy_committee.py             computes what is missing, prints the table of the docs
+    python benchmarks/free_entropy_committee.py             computes what is missing, writes the table of the docs
 
 Two solutions of 100 images of dresses and coats (SGD fast and SGD slow, seed 0), three Delta. The committee is a
 network whose output is the median of the fields of its hidden units: positive where the majority votes +1, and with a
-gradient. ``measure="error"`` with ``scale="absolute"`` and sigma = sqrt(Delta) is then Eq. 3. Sampler: subset simulation, its
-scatter over runs is its error. Every case is appended to docs/free_entropy_committee.csv and never computed twice.
+gradient. ``measure="error"`` with ``scale="absolute"`` and sigma = sqrt(Delta) is then Eq. 3. Sampler: subset
+simulation, its scatter over runs is its error. Every case is appended to docs/free_entropy_committee.csv and never
+computed twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from machine import describe
+from machine import describe, into_document
 from torch import Tensor, nn
 
 from wideflat.committee.training import train
@@ -110,3 +111,4 @@ if __name__ == "__main__":
             for delta in left:
                 compute(setting, weights, inputs, targets, delta)
     print(table())
+    into_document(CASES.with_name("free_entropy.md"), "committee", table())
