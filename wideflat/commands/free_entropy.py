@@ -105,16 +105,7 @@ class Command:
             unfinished.unlink(missing_ok=True)
         if self.figure is not None:
             _draw(found, self.figure)
-        if self.json:
-            print(json_module.dumps(found.to_dict(), indent=2))
-        else:
-            print(found)
-            for line in drawn(found):
-                print(line)
-            if found.points:
-                print(f"result: {out}")
-            if self.figure is not None:
-                print(f"figure: {self.figure}")
+        self._print(found, out)
         if not found.complete:
             print(f"wideflat: not finished; the same command goes on from {unfinished}", file=sys.stderr)
         for path, other in zip(self.compare, others, strict=True):
@@ -122,6 +113,18 @@ class Command:
             print(text, file=sys.stderr if self.json else sys.stdout)  # what is on standard output stays whole JSON
         good = found.complete and (self.quick or bool(found.converged.all()))
         return code or (0 if good else 1)
+
+    def _print(self, found: FreeEntropy, out: Path) -> None:
+        if self.json:
+            print(json_module.dumps(found.to_dict(), indent=2))
+            return
+        print(found)
+        for line in drawn(found):
+            print(line)
+        if found.points:
+            print(f"result: {out}")
+        if self.figure is not None:
+            print(f"figure: {self.figure}")
 
     def _measure(
         self, model: nn.Module, data: Any, options: dict[str, Any], checkpoint: Path
