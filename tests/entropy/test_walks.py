@@ -107,6 +107,24 @@ def test_intervals_widen_with_the_level_and_few_degrees_of_freedom():
         found.interval(95)
 
 
+@pytest.mark.parametrize("name", list(forms.OTHERS))
+def test_other_closed_forms_are_right_or_refused(name, seed=1):
+    energy = forms.OTHERS[name](np.random.default_rng(seed))
+    found = walked(energy, seed)
+    assert right_or_refused(found, energy), (found.log_z, energy.exact, found.stderr)
+
+
+@pytest.mark.parametrize("beta", [1e-8, 1e6])
+def test_tiny_and_huge_temperatures(beta):
+    h = np.array([0.5, 3.0])
+    H = torch.tensor(h)
+    exact = -0.5 * np.log1p(beta * h).sum()
+    energy = forms.ClosedForm("", 2, lambda x: (0.5 * (H * x**2).sum(), H * x), exact, beta)
+    found = walked(energy)
+    assert right_or_refused(found, energy), (found.log_z, energy.exact, found.stderr)
+    assert found.converged or beta > 1
+
+
 # ---- traps: within its error, or refused
 
 
