@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from wideflat.checks import network, whole
 from wideflat.distributed.group import InProcess, set_to_mean
+from wideflat.kernels.shards import is_sharded
 from wideflat.replica_batches import ReplicaBatches
 
 __all__ = ["Replicas"]
@@ -211,6 +212,11 @@ class Replicas(nn.Module):
         """
         if buffers not in ("average", "first"):
             raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        if any(is_sharded(p) for p in self.parameters()):
+            raise ValueError(
+                "the networks are sharded, so there is no copy of them on one rank: evaluate or save one of them "
+                "within `with coupling.at_barycenter():`"
+            )
         center = copy.deepcopy(self.models[0], {id(p): p for p in self.shared})
         center.zero_grad(set_to_none=True)
         set_to_mean(self.own(center), [self.own(model) for model in self.models])

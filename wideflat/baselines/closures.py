@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wideflat.kernels.shards import anywhere, local
+
 __all__ = ["call_for_gradients", "call_idle"]
 
 
@@ -38,7 +40,7 @@ def call_for_gradients(closure: Callable[[], Any], params: list[Tensor]) -> Any:
         untouched = witness.grad is marked and marked._version == version
         if untouched:
             witness.grad = kept
-    if not untouched and witness.grad is marked and bool(marked.isnan().all()):
+    if not untouched and witness.grad is marked and not anywhere([(witness, (~local(marked).isnan()).any())]):
         for p in params:
             p.grad = None
         raise RuntimeError(

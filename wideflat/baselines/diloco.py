@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.distributed.group import ReplicaGroup, square_distance
-from wideflat.entropic import Entropic, Part
+from wideflat.distributed.group import ReplicaGroup
+from wideflat.entropic import Entropic
+from wideflat.kernels.shards import local, norm
+from wideflat.parts import Part
 from wideflat.replicas import Replicas, replica_group
 
 if TYPE_CHECKING:
@@ -134,8 +136,7 @@ class DiLoCo(Entropic):
             return
         distance, square, rounding = self.group.distances().sum().item(), 0.0, 0.0
         for member in self._mine:
-            zeros = [torch.zeros_like(p) for p in member]
-            square += square_distance([p.detach() for p in member], zeros).item()
+            square += norm(member).item() ** 2
             rounding = max(rounding, *(torch.finfo(p.dtype).eps for p in member))
         if distance > square * (4 * rounding) ** 2:
             raise ValueError(
@@ -149,11 +150,8 @@ class DiLoCo(Entropic):
         """Is the parameter in the next outer step?"""
         return p.requires_grad
 
-    def _has_moved(self, p: Tensor) -> bool:
-        """All that take part: what did not move here may have moved elsewhere."""
-        return self._takes_part(p)
-
     def _parts_that_moved(self) -> list[Part]:
+        """All that take part: what did not move here may have moved elsewhere."""
         return self._parts(self._takes_part)
 
     def _step_outer(self) -> None:
@@ -167,7 +165,7 @@ class DiLoCo(Entropic):
         """Replace them by their mean over the replicas; whether that succeeded."""
         if self.manager is not None:
             self.manager.start_quorum()
-            for work in [self.manager.allreduce(gradient) for gradient in gradients[0]]:
+            for work in [self.manager.allreduce(local(gradient)) for gradient in gradients[0]]:
                 work.wait()
             return self.manager.should_commit()
         assert self.group is not None

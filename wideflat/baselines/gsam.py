@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.sam import SAM
 from wideflat.checks import number
+from wideflat.kernels.shards import local, total
 
 __all__ = ["GSAM", "inner_product"]
 
@@ -102,5 +103,13 @@ def inner_product(x: dict[Tensor, Tensor], y: dict[Tensor, Tensor]) -> Tensor:
     if not both:
         return torch.zeros(())
     wide = [torch.promote_types(x[p].dtype, torch.float32) for p in both]
-    parts = [(x[p].to(dtype) * y[p].to(dtype)).sum() for p, dtype in zip(both, wide, strict=True)]
-    return torch.stack([part.to(parts[0].device, parts[0].dtype) for part in parts]).sum()
+    parts = [(_real(x[p].to(dtype)) * _real(y[p].to(dtype))).sum() for p, dtype in zip(both, wide, strict=True)]
+    found = total((p, part.to(parts[0])) for p, part in zip(both, parts, strict=True))
+    assert found is not None
+    return found
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """What is here of a tensor; a complex one as two real ones."""
+    part = local(tensor)
+    return torch.view_as_real(part) if part.is_complex() else part

@@ -93,7 +93,7 @@ class LookSAM(SAM):
             v = {p: self._memory[p].to(g[p].device, g[p].dtype) for p in g if p in self._memory}
             length = inner_product(v, v)
             factor = torch.where(length > 0, self.alpha * (square / length).sqrt(), 0)
-            return {p: g[p] + v[p] * factor.to(g[p].device, g[p].dtype) if p in v else g[p] for p in g}
+            return {p: g[p] + (v[p] * factor.to(v[p])).to(g[p]) if p in v else g[p] for p in g}
         if self.period > 1:
             along = torch.where(square > 0, inner_product(g, s) / square, 0)
             length = inner_product(s, s)

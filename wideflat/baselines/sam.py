@@ -16,6 +16,7 @@ from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
 from wideflat.checks import number
 from wideflat.kernels.flat_blocks import is_dense
+from wideflat.kernels.shards import is_sharded, local_gradient, norm, of_one_kind
 
 __all__ = ["SAM"]
 
@@ -119,7 +120,7 @@ class SAM(Optimizer):
     ) -> None:
         number("rho", rho, 0)
         self.eta = number("eta", eta, 0)
-        if "lr" in settings:
+        if "lr" in settings and not isinstance(settings["lr"], Tensor):
             number("lr", settings["lr"], 0)
         self.model, self.perturb_dtype = model, perturb_dtype
         self._memory: dict[Tensor, Tensor] = {}
@@ -242,6 +243,8 @@ class SAM(Optimizer):
         self._refuse_unscaled(scaler)
         self._refuse_unequal()
         params = [p for p in self._params() if p.grad is not None]
+        for p in params:
+            local_gradient(p)  # summed over ranks that hold summands of it
         gradients: list[Tensor] = [p.grad for p in params if p.grad is not None]
         if any(g.is_sparse for g in gradients):
             raise RuntimeError(
@@ -266,13 +269,13 @@ class SAM(Optimizer):
             wide = _times(wide, 1 / scale)
         direction = self._direction(params, wide)
         sizes = self._sizes(params)
-        scaled = direction if sizes is None else list(torch._foreach_mul(direction, sizes))
-        norm = torch.nn.utils.get_total_norm(scaled)
-        first.finite = torch.isfinite(norm)
+        scaled = direction if sizes is None else _products(direction, sizes)
+        length = norm(scaled)
+        first.finite = torch.isfinite(length)
         self._take(params, first.finite)
-        inverse = torch.where(first.finite & (norm > torch.finfo(norm.dtype).tiny), 1 / norm, 0)
-        rho = {p: self._rho(group) for group in self.param_groups for p in group["params"]}
-        e = list(scaled if sizes is None else torch._foreach_mul(scaled, sizes))
+        inverse = torch.where(first.finite & (length > torch.finfo(length.dtype).tiny), 1 / length, 0)
+        rho = {p: self._signed_rho(group) for group in self.param_groups for p in group["params"]}
+        e = scaled if sizes is None else _products(scaled, sizes)
         if self.model is not None:
             first.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._warn_of_rounding(params)
@@ -282,9 +285,15 @@ class SAM(Optimizer):
             if self.perturb_dtype is None or p.dtype == self.perturb_dtype:
                 first.w.append(p.detach().clone())
                 p.copy_(there)
+            elif is_sharded(p):
+                raise RuntimeError("perturb_dtype= is for parameters that are not sharded: keep the shards in float32")
             else:
                 first.w.append(p.data)
                 p.data = there.to(self.perturb_dtype)
+
+    def _signed_rho(self, group: dict[str, Any]) -> float | Tensor:
+        """To maximize, e goes to where the function is lowest nearby."""
+        return -self._rho(group) if group.get("maximize") else self._rho(group)
 
     def _sizes(self, params: list[Tensor]) -> list[Tensor] | None:
         """The size of each weight, by which an adaptive neighbourhood is measured; 1 in other groups."""
@@ -413,6 +422,11 @@ class SAM(Optimizer):
 def _wide(tensor: Tensor) -> Tensor:
     """In float32, or in its own type if that is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _products(x: list[Tensor], y: list[Tensor]) -> list[Tensor]:
+    """One by one where some are sharded and others not: torch takes lists of the one or the other."""
+    return list(torch._foreach_mul(x, y)) if of_one_kind(x) else [a * b for a, b in zip(x, y, strict=True)]
 
 
 def _times(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.baselines.diloco import DiLoCo
-from wideflat.entropic import Part
 from wideflat.kernels.foreach import put_back
+from wideflat.kernels.shards import local
+from wideflat.parts import Part
 
 __all__ = ["StreamingDiLoCo"]
 
@@ -114,7 +115,7 @@ class StreamingDiLoCo(DiLoCo):
         super()._outer_step()
         for p, state in self.state.items():
             if "mean" in state and self._takes_part(p):
-                put_back([state["mean"]], [p.detach()])
+                put_back([local(state["mean"])], [local(p)])
         self._record["fragment"] = (self._record["fragment"] + 1) % self.num_fragments
 
     @torch.no_grad()
