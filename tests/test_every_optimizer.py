@@ -23,7 +23,7 @@ def entropic(params, **changes):
 OPTIMIZERS = {
     "EntropySGD": lambda params: wideflat.EntropySGD(params, epsilon=0.01, **CYCLE, **SGD),
     "EntropySGD, no kernel": lambda params: wideflat.EntropySGD(params, epsilon=0.01, fused=False, **CYCLE, **SGD),
-    "EntropySGD, no momentum": lambda params: wideflat.EntropySGD(params, epsilon=0.01, **CYCLE),
+    "EntropySGD, no momentum": lambda params: wideflat.EntropySGD(params, epsilon=0.01, momentum=0, **CYCLE),
     "EntropySGD(inner=SGD)": lambda params: wideflat.EntropySGD(params, inner=partial(torch.optim.SGD, **SGD), **CYCLE),
     "Lookahead": lambda params: wideflat.Lookahead(params, **CYCLE, **SGD),
     "Entropic": entropic,
@@ -114,7 +114,7 @@ def test_steps_below_the_rounding_of_the_weights_are_not_lost(fused):
     centers = {}
     for dtype in (torch.float32, torch.bfloat16):
         w = nn.Parameter(torch.ones(40, dtype=dtype))
-        opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, fused=fused)
+        opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, momentum=0, fused=fused)
         for _ in range(500):
             w.grad = w.detach().clone()
             opt.step()

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["choice", "function", "network", "number", "numbers_of", "real_tensor", "shown", "whole"]
+__all__ = ["choice", "function", "network", "number", "numbers_of", "real_tensor", "shown", "warn_user", "whole"]
 
 T = TypeVar("T")
 
@@ -204,3 +207,21 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     if dimensions is not None and tensor.dim() not in dimensions:
         raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions, got {shown(tensor)}")
     return tensor
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of whoever called into the package, past its own frames and those of torch.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_user("slow")
+        >>> str(caught[0].message), "wideflat" in Path(caught[0].filename).parts
+        ('slow', False)
+    """
+    inner = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

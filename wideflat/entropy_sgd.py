@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,16 @@ ABSENT = dict.fromkeys(("outer_momentum", "outer_nesterov", "outer_weight_decay"
     "position": 0,
     "evaluating": False,
 }
+
+#: Nesterov momentum when it is left out: that of the paper (App. C).
+MOMENTUM = 0.9
+#: The inner rate when it is left out. With it, an outer rate below LOW is taken for one that was meant for SGD.
+INNER_LR = 0.02
+LOW = 0.1
+_ABOUT_LR = (
+    "lr = {lr:g} is the outer rate of EntropySGD: after every L steps w goes that part of the way to where its "
+    "explorer was, so training will be slow. The learning rate of SGD belongs into inner_lr: lr=0.5, inner_lr={lr:g}"
+)
 
 
 class EntropySGD(Cycles):
@@ -58,14 +69,17 @@ class EntropySGD(Cycles):
 
     Args:
         params: Parameters, or groups of them, as for any torch optimizer.
-        lr: Outer learning rate eta.
+        lr: Outer learning rate eta: the part of the way from w to the mean of w' that w goes, 0.5 to 1 in the paper.
+            The learning rate that one would give to SGD is ``inner_lr``; a warning says so where ``lr`` is below 0.1
+            and ``inner_lr`` left out. `docs/optimizers.md` has what was tried to choose the defaults.
         inner_lr: Inner learning rate eta'. It is not driven by schedulers.
         inner_steps: L, the mini-batches in a cycle; the same in all groups.
         gamma: Strength of the pull towards w.
         epsilon: Size of the Langevin noise.
         alpha: Weight of the past in the running mean mu; 0 keeps the last w' alone.
-        momentum: Momentum of both loops.
-        nesterov: Nesterov momentum in both loops.
+        momentum: Momentum of both loops. When left out, Nesterov's of 0.9 as in the paper; with another ``inner`` 0.
+        nesterov: Nesterov momentum in both loops; as in `torch.optim.SGD` it is to be asked for where ``momentum`` is
+            given.
         weight_decay: Weight decay of both loops.
         outer_momentum: Momentum of the outer loop, where it is to differ; None means ``momentum``.
         outer_nesterov: The same for ``nesterov``.
@@ -92,7 +106,7 @@ class EntropySGD(Cycles):
         0.5 - 0.5 (0.5 - 0.5) = 0.5; mu is 0.75 and then 0.625; w ends at 1 - 0.8 (1 - 0.625) = 0.7:
 
         >>> w = torch.nn.Parameter(torch.tensor(1.0))
-        >>> opt = EntropySGD([w], lr=0.8, inner_lr=0.5, inner_steps=2, gamma=1.0, epsilon=0.0, alpha=0.5)
+        >>> opt = EntropySGD([w], lr=0.8, inner_lr=0.5, inner_steps=2, gamma=1.0, epsilon=0.0, alpha=0.5, momentum=0)
         >>> for _ in range(2):
         ...     opt.zero_grad()
         ...     (w**2 / 2).backward()
@@ -107,13 +121,13 @@ class EntropySGD(Cycles):
         self,
         params: Iterable[Any],
         lr: float | Tensor = 0.5,
-        inner_lr: float = 0.02,
+        inner_lr: float = INNER_LR,
         inner_steps: int = 5,
         gamma: float = 0.5,
         epsilon: float = 1e-4,
         alpha: float = 0.75,
-        momentum: float = 0.0,
-        nesterov: bool = False,
+        momentum: float | None = None,
+        nesterov: bool | None = None,
         weight_decay: float = 0.0,
         *,
         outer_momentum: float | None = None,
@@ -126,6 +140,8 @@ class EntropySGD(Cycles):
         state_dtype: torch.dtype = torch.float32,
         state_device: torch.device | str | None = None,
     ) -> None:
+        if type(self) is EntropySGD and inner is None and inner_lr == INNER_LR and 0 < _first(lr) < LOW:
+            warnings.warn(_ABOUT_LR.format(lr=_first(lr)), stacklevel=2)
         self._fused, self._plain = fused, inner is None
         self._prefix = "" if self._plain else "inner_"
         self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
@@ -154,12 +170,30 @@ class EntropySGD(Cycles):
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=True)
         self._remember_beginning()
 
+    def __repr__(self) -> str:
+        hidden = {"params", "step", "position", "evaluating", "seed", "initial_lr"}
+        lines = []
+        for group in self.param_groups:
+            settings = {name: value for name, value in group.items() if name not in hidden and value is not None}
+            weights = sum(p.numel() for p in group["params"])
+            words = ", ".join(f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}" for n, v in settings.items())
+            lines.append(f"  {weights:,} weights: {words}")
+        state = "at its center" if self.at_center else "within a cycle"
+        inner = type(self.inner[0]).__name__ if self.inner else "none"
+        head = f"{type(self).__name__} around {inner}, {state}, after {self.param_groups[0]['step']} steps"
+        return "\n".join([head, *lines])
+
     # --------------------------------------------------------------------------------------------------------- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; in the middle of a cycle it joins in with w' = w."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        left_out = group["momentum"] is None
+        if left_out:
+            group["momentum"] = MOMENTUM if self._plain else 0.0
+        if group["nesterov"] is None:
+            group["nesterov"] = left_out and self._plain
         try:
             _check(group)
             for p in group["params"]:
@@ -362,6 +396,13 @@ class EntropySGD(Cycles):
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
         self._kernels: dict[tuple[str, int], KernelLists] = {}
+
+
+def _first(lr: float | Tensor) -> float:
+    """A rate as a number; what is none is refused later, by name."""
+    if isinstance(lr, Tensor):
+        return float(lr.flatten()[0]) if lr.numel() else 0.0
+    return lr if isinstance(lr, (int, float)) else 0.0
 
 
 def _outer(group: dict[str, Any], name: str) -> Any:
