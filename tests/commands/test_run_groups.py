@@ -63,7 +63,7 @@ def test_seeds_are_one_group_with_one_colour_everywhere(folder):
 def test_the_sentence_and_the_differences_follow_the_errors(folder):
     groups = grouped(runs(folder))
     text = sentence(groups)
-    assert text.startswith("Cifar10-smallconvnet: test error is lower than SGD's for esgd (-5 points")
+    assert text.startswith("Test error of cifar10-smallconvnet is lower than SGD's for esgd (-5 points, -5.5 to -4.5, n = 3")
     assert "cannot be told from it for ema" in text
     columns, rows = table(groups)
     found = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
@@ -101,6 +101,6 @@ def test_a_report_over_twelve_runs_begins_with_what_came_out(folder, tmp_path, c
     page = tmp_path / "report.html"
     assert cli.main(["report", str(folder), "--out", str(page)]) == 0
     text, out = page.read_text(), capsys.readouterr().out
-    assert "<h1>Cifar10-smallconvnet: test error is lower than SGD&#x27;s for esgd" in text
+    assert "<h1>Test error of cifar10-smallconvnet is lower than SGD&#x27;s for esgd" in text
     assert "esgd (n = 3)" in text and len(text) < 6e6
-    assert "test error is lower than SGD's for esgd" in out
+    assert "is lower than SGD's for esgd" in out

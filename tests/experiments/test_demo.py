@@ -33,7 +33,7 @@ def test_says_at_each_moment_which_of_how_many_steps_runs(small):
 def test_the_page_begins_with_the_finding(small):
     found, _, _ = small
     text = found.write_report().read_text()
-    assert text.index("<h1>Entropy-SGD ") < text.index("wideflat demo</p>") < text.index("What was asked")
+    assert text.index("<h1>Committee machine: ") < text.index("wideflat demo</p>") < text.index("What was asked")
     for part in ("SmallConvNet", "wideflat.EntropySGD(model.parameters()", "Free entropy", "committee machine"):
         assert part in text
     assert len(found.networks) == 2 and set(found.networks["converged"]) <= {0.0, 1.0}

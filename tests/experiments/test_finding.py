@@ -47,6 +47,16 @@ def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
     assert all(text.endswith(").") and ". " not in text for text in (flatter, sharper, mixed, nothing))  # one sentence
 
 
+def test_the_sentence_of_the_demo_is_about_both_networks():
+    restarts = Table(["setting", "energy", "test_error"])
+    for shift in (-0.001, 0.0, 0.001):
+        restarts.add(setting="sgd-fast", energy=0.10 + shift, test_error=0.08 + shift)
+        restarts.add(setting="esgd", energy=0.05 + shift, test_error=0.08 - shift)
+    text = sentence(planted(+5, +2), restarts)
+    assert text.startswith("Committee machine: Entropy-SGD ends in flatter minima than SGD fast (δE at σ = 0.5: -5")
+    assert "; deep network: Entropy-SGD ends in sharper minima than SGD (δE at σ = 0.6: +5" in text
+
+
 def test_the_committee_is_compared_within_its_subsets():
     table = Table(["draw", "subset", "setting", "energy", "test_error"])
     for subset, level in ((0, 0.0), (1, 0.5)):  # subsets differ by far more than settings

@@ -158,8 +158,9 @@ def write_report(found: Findings, path: Path, title: str = "wideflat report") ->
         page.table(*summary(found.runs), caption="Runs")
         for label, run in found.runs.items():
             page.details(f"Configuration of {label}", run.config)
-            for start in run.metrics("environment")[-1:]:
-                page.details(f"Where {label} was trained", start)
+        places = {label: start for label, run in found.runs.items() for start in run.metrics("environment")[-1:]}
+        if places:
+            page.details("Where they were trained", places)
     page.write(path)
 
 
@@ -178,8 +179,8 @@ def _add_measurements(page: Page, found: Findings, groups: Sequence[RunGroup]) -
     if found.energies:
         page.section("Local energy")
         page.charts(*energy_charts(found.energies, groups))
-        for label, profile in found.energies.items():
-            page.details(f"Conventions of {label}", profile.conventions)
+        conventions = {label: profile.conventions for label, profile in found.energies.items()}
+        page.details("Conventions under which the profiles were measured", conventions)
     if found.entropies:
         page.section("Local entropy")
         page.charts(_entropy_chart(found.entropies))

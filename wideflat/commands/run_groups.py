@@ -143,7 +143,7 @@ def sentence(groups: Sequence[RunGroup]) -> str:
                 for group in groups
                 if group is not reference and _alike(group, reference)
             }
-            clauses.append(against("SGD", f"{reference.about.get('name', '')}: test error", rivals))
+            clauses.append(against("SGD", f"test error of {reference.about.get('name', '')}", rivals))
     return said(*clauses)
 
 

@@ -24,6 +24,7 @@ from wideflat.energy import local_energy
 from wideflat.entropy.free_entropy import free_entropy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.environment import environment
+from wideflat.experiments.committee_charts import AT_SIGMA as AT_SIGMA_COMMITTEE
 from wideflat.experiments.experiment import Experiment
 from wideflat.experiments.fig1 import ITEM
 from wideflat.experiments.finding import Contrast, finding
@@ -146,7 +147,7 @@ class Demo:
 
     def finding(self) -> str:
         """What came out, in one sentence."""
-        return sentence(self.networks)
+        return sentence(self.networks, self.committee.table("restarts"))
 
     def rows(self) -> tuple[list[str], list[list[object]]]:
         """The deep network by optimizer: errors and flatness."""
@@ -246,15 +247,24 @@ def train(
     return model.eval().requires_grad_(False)
 
 
-def sentence(networks: Table) -> str:
+def sentence(networks: Table, restarts: Table | None = None) -> str:
     """Entropy-SGD against SGD: which is flatter, which has the lower test error, as far as the numbers say.
 
     Args:
         networks: Columns ``algorithm``, ``energy`` and ``test_error``, in fractions.
+        restarts: The same of the committee machine, by ``setting``.
     """
     parts = [networks.where(algorithm=name) for name in ("Entropy-SGD", "SGD")]
+    deep = _compared(parts, "SGD", AT_SIGMA)
+    if restarts is None:
+        return deep
+    shallow = _compared([restarts.where(setting=name) for name in ("esgd", "sgd-fast")], "SGD fast", AT_SIGMA_COMMITTEE)
+    return f"Committee machine: {shallow.removesuffix('.')}; deep network: {deep}"
+
+
+def _compared(parts: list[Table], reference: str, sigma: float) -> str:
     energy, error = (Contrast.of(*(100 * part[column] for part in parts)) for column in ("energy", "test_error"))
-    return finding("Entropy-SGD", "SGD", energy, error, f"δE at σ = {AT_SIGMA:g}")
+    return finding("Entropy-SGD", reference, energy, error, f"δE at σ = {sigma:g}")
 
 
 def _images(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -98,7 +98,7 @@ class Fig2(Experiment):
             }
             sgd = ends.pop("sgd", [])
             contrasts = {NAMES.get(name, name): Contrast.of(values, sgd) for name, values in ends.items()}
-            clauses.append(against("SGD", f"{row}: test error at the end", contrasts))
+            clauses.append(against("SGD", f"test error of {row} at the end", contrasts))
         return said(*clauses)
 
     def comparison(self) -> Comparison:

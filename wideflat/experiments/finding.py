@@ -97,7 +97,7 @@ def finding(name: str, reference: str, flatness: Contrast | None, error: Contras
     parts = []
     if flatness is not None:
         kind = flatness.words("flatter", "sharper", "neither flatter nor sharper")
-        seen = "" if flatness.sign else ", as far as these trainings can tell,"
+        seen = "" if flatness.sign else " as far as can be told"
         parts.append(f"{name} ends in {kind} minima than {reference}{seen} ({_points(flatness, measure)})")
     if error is not None:
         its = "its" if parts else f"{name}'s"
@@ -122,18 +122,18 @@ def against(reference: str, what: str, contrasts: Mapping[str, Contrast | None],
     Example:
         >>> low, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> against("SGD", "test error", {"eSGD": low, "rSGD": even})
-        "test error is lower than SGD's for eSGD (-2 points, 95 % interval -3 to -1, n = 3 and 3) and cannot be told
-        from it for rSGD (+0.5 points, 95 % interval -1 to +2, n = 3 and 3)"
+        "test error is lower than SGD's for eSGD (-2 points, -3 to -1, n = 3 and 3) and cannot be told from it for rSGD
+        (+0.5 points, -1 to +2, n = 3 and 3) (95 % intervals)"
     """
     groups: dict[int, list[str]] = {}
     for name, contrast in contrasts.items():
         if contrast is not None:
-            groups.setdefault(contrast.sign, []).append(f"{name} ({_points(contrast, unit=unit)})")
+            groups.setdefault(contrast.sign, []).append(f"{name} ({_points(contrast, unit=unit, brief=True)})")
     words = {-1: f"is lower than {reference}'s for", 1: f"is higher than {reference}'s for"}
     first = next((sign for sign in (-1, 1) if sign in groups), 0)
     words[0] = "cannot be told from it for" if first else f"cannot be told from {reference}'s for"
     clauses = [f"{words[sign]} {listed(groups[sign])}" for sign in (-1, 1, 0) if sign in groups]
-    return f"{what} {' and '.join(clauses)}" if clauses else ""
+    return f"{what} {' and '.join(clauses)} (95 % intervals)" if clauses else ""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -157,6 +157,7 @@ def said(*clauses: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def _points(contrast: Contrast, measure: str = "", unit: str = "points") -> str:
+def _points(contrast: Contrast, measure: str = "", unit: str = "points", brief: bool = False) -> str:
     head, _, tail = str(contrast).partition(",")
+    tail = tail.replace(" 95 % interval", "") if brief else tail
     return f"{measure + ': ' if measure else ''}{head} {unit},{tail}"

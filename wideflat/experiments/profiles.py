@@ -268,7 +268,7 @@ class ProfileFigure(Experiment):
             sigmas = [sigma for sigma in profiles.where(row=row, part=1.0).unique("sigma") if sigma <= AT_SIGMA]
             if sigmas:
                 points = profiles.where(row=row, part=1.0, sigma=max(sigmas))
-                clauses.append(_flatness_against_sgd(points, f"{row}: local energy at σ = {max(sigmas):g}"))
+                clauses.append(_flatness_against_sgd(points, f"local energy of {row} at σ = {max(sigmas):g}"))
         return said(*clauses)
 
     def comparison(self) -> Comparison:

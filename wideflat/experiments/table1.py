@@ -130,7 +130,7 @@ def _errors_against_sgd(part: Table, row: str) -> str:
     contrasts = {
         NAMES.get(name, name): Contrast.of(100 * part.where(algorithm=name)["test_error"], sgd) for name in others
     }
-    return against("SGD", f"{row}: test error", contrasts)
+    return against("SGD", f"test error of {row}", contrasts)
 
 
 ITEM = Item(
