@@ -63,7 +63,9 @@ def test_seeds_are_one_group_with_one_colour_everywhere(folder):
 def test_the_sentence_and_the_differences_follow_the_errors(folder):
     groups = grouped(runs(folder))
     text = sentence(groups)
-    assert text.startswith("Test error of cifar10-smallconvnet is lower than SGD's for esgd (-5 points, -5.5 to -4.5, n = 3")
+    assert text.startswith(
+        "Test error of cifar10-smallconvnet is lower than SGD's for esgd (-5 points, -5.5 to -4.5, n = 3"
+    )
     assert "cannot be told from it for ema" in text
     columns, rows = table(groups)
     found = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
