@@ -11,7 +11,7 @@ from typing import Any
 
 from wideflat.checks import warn_user
 
-__all__ = ["NotebookBar", "Result", "new_axes", "plot"]
+__all__ = ["NotebookBar", "Result", "new_axes", "plot", "settings_shown"]
 
 #: Rows of a table in a notebook; the rest is counted.
 MOST_ROWS = 40
@@ -74,6 +74,25 @@ class Result:
         figure.savefig(content, format="png", dpi=110)
         data = base64.b64encode(content.getvalue()).decode("ascii")
         return f'<img alt="{type(self).__name__} drawn" src="data:image/png;base64,{data}">'
+
+
+def settings_shown(optimizer: Any) -> str:
+    """What an optimizer with a center says of itself: what it is around, where it is, its settings.
+
+    Args:
+        optimizer: An `wideflat.EntropySGD` or one of its kind.
+    """
+    hidden = {"params", "step", "position", "evaluating", "seed", "initial_lr"}
+    lines = []
+    for group in optimizer.param_groups:
+        settings = {name: value for name, value in group.items() if name not in hidden and value is not None}
+        weights = sum(p.numel() for p in group["params"])
+        words = ", ".join(f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}" for n, v in settings.items())
+        lines.append(f"  {weights:,} weights: {words}")
+    state = "at its center" if optimizer.at_center else "within a cycle"
+    inner = type(optimizer.inner[0]).__name__ if optimizer.inner else "none"
+    steps = optimizer.param_groups[0]["step"]
+    return "\n".join([f"{type(optimizer).__name__} around {inner}, {state}, after {steps} steps", *lines])
 
 
 def new_axes() -> Any:

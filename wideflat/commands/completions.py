@@ -56,7 +56,7 @@ def script(shell: str, commands: Mapping[str, str]) -> str:
 def _entry(name: str, about: str) -> Entry:
     command = importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}").Command
     kinds = [command, *((find_item(item).options for item in ITEMS) if name == "reproduce" else ())]
-    options = {"--help": [], "--quiet": [], "--verbose": []}
+    options: dict[str, list[str]] = {"--help": [], "--quiet": [], "--verbose": []}
     for kind in kinds:
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):

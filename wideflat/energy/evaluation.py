@@ -202,7 +202,8 @@ class Evaluation:
             raise TypeError(
                 f"a batch must be (inputs, targets), or a dictionary with labels; for a {type(batch).__name__}"
                 f"{f' of {len(batch)}' if hasattr(batch, '__len__') else ''} give forward=, a function of the model "
-                "and the batch that returns (outputs, targets)"
+                "and the batch that returns (outputs, targets):\n    def forward(model, batch):\n"
+                "        outputs = model(...)    # whatever of the batch it takes\n        return outputs, batch[...]"
             )
         return self._answer(batch[0]), batch[1]
 
@@ -250,6 +251,9 @@ class Evaluation:
     def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
         value = self.metric(outputs, targets)
         self.counted = self.metric.counted if isinstance(self.metric, NamedMetric) else size
+        if value is None or (isinstance(value, Tensor) and value.is_complex()):
+            kind = "None" if value is None else "complex numbers"
+            raise TypeError(f"metric must return one real number for each example, or one for the batch; got {kind}")
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value, dtype=torch.float64)
         if value.dim() > 1 or (value.dim() == 1 and len(value) != size):

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from wideflat.checks import network as checked_network
 from wideflat.checks import number, numbers_of, whole
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
@@ -155,7 +156,7 @@ def free_entropy(
     beta = number("beta", beta, above=0)
     for name, value in (("seed", seed), ("subset_seed", subset_seed)):
         whole(name, value, -(2**63), 2**63 - 1)
-    checked_network(model)
+    model = whole_network(checked_network(model))
     if on_errors not in ("refuse", "drop"):
         raise ValueError(f'on_errors must be "refuse" or "drop", got {on_errors!r}')
     if measure == "error" and beta != 1.0:
