@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wideflat.entropy.measure import local_entropy
     from wideflat.entropy_sgd import EntropySGD
     from wideflat.focusing import Focusing, TargetDistance, automatic_gamma0
+    from wideflat.notebook import plot
     from wideflat.replicas import ReplicaCoupling, Replicas
 
 __version__ = "0.1.0"
@@ -61,6 +62,7 @@ _PLACES = {
     "free_entropy": "entropy.free_entropy",
     "FreeEntropy": "entropy.volumes",
     "llc": "entropy.learning_coefficient",
+    "plot": "notebook",
     "Lookahead": "baselines.lookahead",
     "EASGD": "baselines.easgd",
     "Parle": "baselines.parle",
@@ -102,6 +104,7 @@ __all__ = [
     "free_entropy",
     "FreeEntropy",
     "llc",
+    "plot",
     "Lookahead",
     "EASGD",
     "Parle",

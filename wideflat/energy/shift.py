@@ -47,6 +47,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise, unwritten
 from wideflat.files import atomic_write
+from wideflat.notebook import Result, new_axes
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -56,8 +57,8 @@ __all__ = ["ShiftProfile", "shift_profile"]
 DRAWS = 4000
 
 
-@dataclass
-class ShiftProfile:
+@dataclass(repr=False)
+class ShiftProfile(Result):
     """What a change of the weights does, with error bars over data.
 
     Attributes:
@@ -123,10 +124,7 @@ class ShiftProfile:
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the change and, dashed, noise of equal length; returns the axes of matplotlib."""
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         bars = ax.errorbar(
             self.positions, self.mean, yerr=self.stderr, label=label, **{"capsize": 2, "marker": ".", **style}
         )
@@ -150,6 +148,12 @@ class ShiftProfile:
             f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
         ]
         return "; ".join(part for part in parts if part)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        return {name: getattr(self, name).tolist() for name in self._ARRAYS}
+
+    def _remarks(self) -> list[str]:
+        return [f"E(w) = {self.baseline:.5g}", self.about() if self.conventions else ""]
 
     def __str__(self) -> str:
         head = {"other": "t", "quantize": "bits", "prune": "share"}[self.kind]

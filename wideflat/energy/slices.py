@@ -37,6 +37,7 @@ from wideflat.energy.scales import Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise, unwritten
 from wideflat.files import atomic_write
+from wideflat.notebook import new_axes
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -110,10 +111,7 @@ class Slice:
             levels: Number of contours.
             **style: Passed on to ``Axes.errorbar`` or ``Axes.contour``.
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         label = rf"$\delta E$  [{self.conventions.get('metric', 'loss')}]"
         ax.set_xlabel("$x$")
         if self.mean.ndim == 1:

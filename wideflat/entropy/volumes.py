@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -14,6 +13,7 @@ import numpy as np
 
 from wideflat.entropy.volume import Integration
 from wideflat.files import atomic_write
+from wideflat.notebook import Result, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,8 @@ class LearningCoefficient:
     stderr: np.ndarray
 
 
-@dataclass
-class FreeEntropy:
+@dataclass(repr=False)
+class FreeEntropy(Result):
     r"""log Z(beta, sigma) around the weights of a network, one value for each sigma.
 
     Attributes:
@@ -244,10 +244,7 @@ class FreeEntropy:
             ax: Axes of matplotlib; by default those of a new figure.
             label: Put before sigma in the legend.
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         for point in self.points:
             words = f"{label + ', ' if label else ''}$\\sigma$ = {point.sigma:g}: {_value(point)}"
             betas, llc = (np.array([*free, *walked]) for free, walked in _both_parts(point))
@@ -319,12 +316,15 @@ class FreeEntropy:
         lines = ["  ".join(map(str.rjust, row, widths)) for row in [header, *rows]]
         return "\n".join([*lines, *self.notes()])
 
-    def _repr_html_(self) -> str:
-        header, rows = self.table()
-        line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"  # noqa: E731
-        body = "".join(line(row, "td") for row in rows)
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        return f"<table><thead>{line(header, 'th')}</thead><tbody>{body}</tbody></table>{notes}"
+    def _columns(self) -> dict[str, list[Any]]:
+        low_high = self.interval(0.95).T.tolist() if self.points else [[], []]
+        names = ("sigmas", "log_z", "stderr", "lower", "upper", "gap", "relative_distance", "phi")
+        columns = {"sigma" if name == "sigmas" else name: getattr(self, name).tolist() for name in names}
+        columns |= {"interval_low": low_high[0], "interval_high": low_high[1]}
+        return {**columns, "converged": [point.converged for point in self.points]}
+
+    def _remarks(self) -> list[str]:
+        return self.notes()
 
 
 def _short(value: float) -> str:

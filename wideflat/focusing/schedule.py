@@ -123,6 +123,14 @@ class Focusing:
         self.tau += 1
         self._write()
 
+    def __repr__(self) -> str:
+        kind = self.kind if isinstance(self.kind, str) else "function"
+        gammas = ", ".join(f"{value:.4g}" for value in self._read())
+        return (
+            f"Focusing({type(self.target).__name__}, kind={kind!r}, factor={self.factor:g}, total={self.total}, "
+            f"every={self.every}; at {self.tau}, gamma={gammas})"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs. A function given as ``kind`` must be given again."""
         return {

@@ -109,6 +109,10 @@ class Page:
             f'<details><summary>{_text(summary)}</summary><pre tabindex="0">{_text(content)}</pre></details>'
         )
 
+    def code(self, text: str) -> None:
+        """Lines of code."""
+        self._body.append(f'<pre tabindex="0">{_text(text)}</pre>')
+
     def html(self) -> str:
         """The whole page."""
         folder = resources.files("wideflat.report")
