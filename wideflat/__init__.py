@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wideflat.energy.curvature import curvature
     from wideflat.energy.shift import ShiftProfile, shift_profile
     from wideflat.energy.slices import Slice, slices
+    from wideflat.energy.spectrum import Spectrum, layer_spectra, spectrum
     from wideflat.energy.worst_case import worst_case
     from wideflat.entropic import Entropic
     from wideflat.entropy import FreeEntropy, LocalEntropy
@@ -50,6 +51,9 @@ _PLACES = {
     "layer_profiles": "energy.series",
     "worst_case": "energy.worst_case",
     "curvature": "energy.curvature",
+    "spectrum": "energy.spectrum",
+    "layer_spectra": "energy.spectrum",
+    "Spectrum": "energy.spectrum",
     "shift_profile": "energy.shift",
     "ShiftProfile": "energy.shift",
     "slices": "energy.slices",
@@ -83,6 +87,9 @@ __all__ = [
     "layer_profiles",
     "worst_case",
     "curvature",
+    "spectrum",
+    "layer_spectra",
+    "Spectrum",
     "shift_profile",
     "ShiftProfile",
     "slices",

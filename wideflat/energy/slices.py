@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from wideflat.checks import network
 from wideflat.energy.blocks import Blocks
-from wideflat.energy.curvature import Hessian, lanczos
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.hessian import Hessian
+from wideflat.energy.lanczos import lanczos
 from wideflat.energy.points import Sample, move, sample
 from wideflat.energy.profile import architecture, conventions
 from wideflat.energy.request import whole_passes
