@@ -13,7 +13,7 @@ and values that are looked at, never by shapes that happen to agree:
     (B, T, C)        labels (B, T)                   as (B, C), at every position     as (B, C), at every position
     (B, C, ...)      labels (B, ...)                 the same                         the same
 
-``"normalized loss"`` is the loss of several classes with the logits of every position divided by their standard deviation.
+``"normalized loss"`` is the loss with the logits of every position divided by their standard deviation over classes.
 
 Outputs (B, C) that are probabilities (no softmax is missing: rows in [0, 1] that sum to 1) have the loss -log p.
 
@@ -280,7 +280,7 @@ class LossMetric(NamedMetric):
 
 
 class NormalizedLossMetric(LossMetric):
-    """Cross-entropy of normalised logits, f / sqrt(mean over classes of (f - mean f)^2): the size of f has no part in it.
+    """Cross-entropy of normalised logits, f / sqrt(mean over classes of (f - mean f)^2): blind for the size of f.
 
     A network of which the last layer is multiplied by a number has the same answers and another loss; this one is the
     same for both. It is the logit normalisation of measures of sharpness.
