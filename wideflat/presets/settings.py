@@ -85,8 +85,8 @@ class Preset:
         pixel_std: What each channel is divided by; None for the training set's deviation.
         epochs: Length of the training; see :mod:`wideflat.presets`.
         batch_size: Images in a mini-batch, of one replica.
-        optimizer: ``sgd``, ``rmsprop-tf`` (:class:`wideflat.rmsprop.TensorFlowRMSprop`) or ``rmsprop`` (torch's, which
-            runs of earlier versions have), of every replica and of the inner loop.
+        optimizer: ``sgd``, ``rmsprop-tf`` (:class:`wideflat.baselines.TensorFlowRMSprop`) or ``rmsprop`` (torch's,
+            which runs of earlier versions have), of every replica and of the inner loop.
         lr: The initial learning rate eta (of the outer loop for Entropy-SGD).
         schedule: What ``lr`` is multiplied with over the training.
         momentum: Momentum, of both loops for Entropy-SGD.
