@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wideflat.baselines import EASGD, SAM, Lookahead, Parle
     from wideflat.batch_norm import refresh_batch_norm
+    from wideflat.cards.card import Card
+    from wideflat.cards.measuring import card
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
     from wideflat.energy.curvature import curvature
@@ -58,6 +60,8 @@ _PLACES = {
     "ShiftProfile": "energy.shift",
     "slices": "energy.slices",
     "Slice": "energy.slices",
+    "card": "cards.measuring",
+    "Card": "cards.card",
     "local_entropy": "entropy.measure",
     "LocalEntropy": "entropy.curve",
     "free_entropy": "entropy.free_entropy",
@@ -94,6 +98,8 @@ __all__ = [
     "ShiftProfile",
     "slices",
     "Slice",
+    "card",
+    "Card",
     "local_entropy",
     "LocalEntropy",
     "free_entropy",

@@ -83,22 +83,28 @@ class Slice:
             with atomic_write(path) as file:
                 file.write(self.table())
             return
-        content = asdict(self)
-        for name in self._ARRAYS:
-            content[name] = content[name].tolist()
         with atomic_write(path) as file:
-            json.dump({"format": 1, **content}, file)
+            json.dump(self.to_dict(), file)
             file.write("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        content = asdict(self)
+        return {"format": 1, **content, **{name: content[name].tolist() for name in self._ARRAYS}}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Slice:
+        """The inverse of :meth:`to_dict`."""
+        content = dict(content)
+        if content.pop("format") != 1:
+            raise ValueError("expected format 1")
+        return cls(**{**content, **{name: np.array(content[name], dtype=float) for name in cls._ARRAYS}})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Slice:
         """Read the JSON that :meth:`save` wrote."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != 1:
-                raise ValueError("expected format 1")
-            content.update({name: np.array(content[name]) for name in cls._ARRAYS})
-            return cls(**content)
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a whole slice: {error}") from None
 
