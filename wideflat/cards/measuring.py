@@ -138,13 +138,14 @@ class _Measurement:
         running = MEASURES[0]
         try:
             with self.bar:
+                done = 0.0
                 for k, running in enumerate(MEASURES):
-                    self._show(running, MEASURES[k + 1 :])
+                    self._show(done, running, MEASURES[k + 1 :])
                     self._first(running)
-                    self.bar.advance(running.cost)
+                    done += running.cost
                 while (again := self._next()) is not None:
                     running = again
-                    self._show(running, ())
+                    self._show(done, running, ())
                     self._again(running)
         except KeyboardInterrupt:
             for measure in MEASURES:
@@ -153,9 +154,9 @@ class _Measurement:
                     entry.reason = "interrupted" if measure is running else "interrupted before it"
             raise Interrupted(self.card) from None
 
-    def _show(self, running: Measure, left: tuple[Measure, ...]) -> None:
+    def _show(self, done: float, running: Measure, left: tuple[Measure, ...]) -> None:
         words = ", ".join(measure.name for measure in left) or "nothing"
-        self.bar.update(self.bar.completed, now=running.title, left=words)
+        self.bar.update(done, now=running.title, left=words)
 
     @property
     def _left(self) -> float | None:

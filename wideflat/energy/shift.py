@@ -269,7 +269,7 @@ def shift_profile(
     if noise:
         beside = local_energy(
             model, data, sigmas, metric=metric, batch_norm=batch_norm, parameters=names, scale=scale, seed=seed,
-            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward,
+            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward, calibration=calibration,
         )  # fmt: skip
         measured = beside.mean, beside.stderr
     barrier, ends = _barrier(found, places, seed) if kind == "other" else (None, None)

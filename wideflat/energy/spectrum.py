@@ -12,9 +12,14 @@ sphere the expectation of q^T f(A) q is just that, and Lanczos iteration gives i
 
     Var q^T f(A) q = 2 (m_2 - m_1^2) / (D + 2),         m_k = (1/D) tr f(A)^k,  from the same rules
 
-so that an error bar does not need many probes. For f >= 0 the mean over probes is nearly a multiple of chi^2 with
-nu = 2 m_1^2 / variance degrees of freedom (at least one a probe), and the interval of a density is that of chi^2: right
-also where a single eigenvalue lies.
+so that an error bar does not need many probes. For f >= 0 the mean over probes is nearly m_1 / nu times a chi^2 of
+
+.. code-block:: text
+
+    nu(m_1) = P (D + 2) m_1 / (r - m_1),                r = m_2 / m_1
+
+degrees of freedom, at least one a probe. The interval of a density holds all m_1 for which what was seen is no
+surprise; it is right also where a single eigenvalue lies.
 
 The error bar is that of the probes. The rule itself has an error that no probe shows: a density is right where its
 width is not much below (largest - smallest) / steps, or where the eigenvalues stand alone (those at the ends are found
@@ -144,11 +149,20 @@ class Spectrum:
         where = np.linspace(low - 3 * width, high + 3 * width, 201) if points is None else np.asarray(points, float)
         bell = np.exp(-0.5 * ((where[:, None, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         mean, variance = self._moments(bell)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            freedom = np.where(variance > 0, 2 * mean**2 / variance, np.inf)
-        freedom = np.maximum(freedom, len(self.nodes))
-        lower, upper = (mean / _chi_square_over_freedom(share, freedom) for share in (0.975, 0.025))
+        second = (bell**2 * self.weights).sum(-1).mean(-1)
+        lower, upper = (self._end(share, mean, second) for share in (0.975, 0.025))
         return Density(where, mean, np.sqrt(variance), lower, upper, float(width))
+
+    def _end(self, share: float, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """The m_1 of which the mean that was seen is this quantile, by iteration."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(mean > 0, second / mean, 1.0)
+        found = mean
+        for _ in range(60):
+            below = np.maximum(ratio - np.minimum(found, ratio * (1 - 1e-9)), 1e-300)
+            freedom = np.maximum(len(self.nodes) * (self.size + 2) * found / below, len(self.nodes))
+            found = (found + mean / _chi_square_over_freedom(share, freedom)) / 2
+        return found
 
     def joined(self, other: Spectrum) -> Spectrum:
         """This one with the probes of another of the same matrix, from another seed."""
