@@ -6,8 +6,8 @@
     slice      21 x 21 points around SmallConvNet against: write the weights, evaluate all data, for each point
     spectrum   against the algorithm of PyHessian: one probe at a time, for each Lanczos step a forward and a double
                backward pass over all data, reorthogonalised vector by vector in Python
-    layers     the profile of each layer of a transformer of 6 layers, data from a loader, against one call of local_energy
-               for each layer; and the cost over that of one profile per layer with data in memory
+    layers     the profile of each layer of a transformer of 6 layers, data from a loader, against one call of
+               local_energy for each layer; and the cost over that of one profile per layer with data in memory
     cost       against the number of points, sigmas and layers
 
 Both of a pair are run alternately, and the best time of each counts.
@@ -171,6 +171,7 @@ class Transformer(nn.Module):
         self.last = nn.Linear(64, 5)
 
     def forward(self, words: Tensor) -> Tensor:
+        """Sentences (N, T) to scores (N, 5)."""
         return self.last(self.layers(self.embedding(words)).mean(1))
 
 
@@ -191,8 +192,8 @@ def layers_table(quick: bool) -> None:
     )
     print(
         f"layers    6 of a transformer, n = {len(sentences)}, {len(sigmas)} sigmas: "
-        f"{best['loop'] / best['layers']:.2f}x a loop over layers; {best['layers'] / (6 * best['single']):.2f} of the cost "
-        "of one profile per layer with data in memory (goal: at most 1.5)"
+        f"{best['loop'] / best['layers']:.2f}x a loop over layers; {best['layers'] / (6 * best['single']):.2f} of the "
+        "cost of one profile per layer with data in memory (goal: at most 1.5)"
     )
 
 

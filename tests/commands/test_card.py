@@ -31,7 +31,7 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
 
 
 def test_ctrl_c_writes_what_there_is(project, tmp_path, capsys, monkeypatch):
-    def pressed(*_):
+    def pressed(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wideflat.cards.measures.shift_profile", pressed)

@@ -201,7 +201,7 @@ class _Attention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call the function; remember whether it was attention."""
-        if func is F.scaled_dot_product_attention:
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             self._owner.attends = True
         return func(*args, **(kwargs or {}))
 
