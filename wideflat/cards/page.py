@@ -54,7 +54,9 @@ def _at_w(page: Page, results: dict[str, Any]) -> None:
         [found.metric_name, amount(found.metric, found.metric_stderr, found.metric_name)],
         [found.loss_name, amount(found.loss, found.loss_stderr, found.loss_name)],
     ]
-    page.table(["", "value"], rows, f"over {found.examples} examples; the error bar is that of another draw of as many")
+    page.table(["", "value"], rows)
+    words = f"Over {found.examples} examples. The error bar says what another {found.examples} would change."
+    page.paragraph(words, "quiet")
 
 
 def _noise(page: Page, results: dict[str, Any]) -> None:
@@ -145,11 +147,11 @@ def _spectrum(page: Page, results: dict[str, Any]) -> None:
     found: Spectrum = results["spectrum"]
     density = found.density()
     drawn = np.where(density.mean > density.mean.max() * 1e-9, density.mean, np.nan)
-    series = [Series("density", density.points, drawn, None)]
+    series = [Series("density", density.points, drawn, np.where(np.isnan(drawn), 0.0, density.stderr))]
     caption = (
         f"Density of the eigenvalues of diag(w) H diag(w), smoothed by a Gaussian of width {density.width:.2g}, from "
         f"{len(found.nodes)} random probes of {found.nodes.shape[1]} products each. A few large eigenvalues stand "
-        "apart from the bulk around 0 in most trained networks."
+        "apart from the bulk around 0 in most trained networks. The band is the standard error over probes."
     )
     page.charts(Chart("spectrum", "Spectrum of the Hessian", "eigenvalue", "density", series, caption=caption,
                       y_scale="log"))  # fmt: skip
@@ -158,9 +160,9 @@ def _spectrum(page: Page, results: dict[str, Any]) -> None:
         for k, (value, bar) in enumerate(zip(found.eigenvalues, found.residuals, strict=True))
     ]
     rows.append(["trace", f"{found.trace:.4g}", f"{found.trace_stderr:.2g}"])
-    page.table(
-        ["", "value", "error"], rows, "error: residual of an eigenvalue, standard error of the trace over probes"
-    )
+    page.table(["", "value", "error"], rows)
+    words = "The error of an eigenvalue is its residual; that of the trace is the standard error over probes."
+    page.paragraph(words, "quiet")
     for note in found.conventions.get("notes", []):
         page.paragraph(note, "quiet")
 
@@ -186,10 +188,8 @@ def _entropy(page: Page, results: dict[str, Any]) -> None:
         ]
         for p in found.points
     ]
-    page.table(
-        ["sigma", "log Z at least", "log Z at most", "learning coefficient"], rows,
-        f"the two bounds of the free entropy ({found.about()})",
-    )  # fmt: skip
+    page.table(["sigma", "log Z at least", "log Z at most", "learning coefficient"], rows)
+    page.paragraph(f"The two bounds of the free entropy, with their errors over chains: {found.about()}.", "quiet")
 
 
 def _conventions(page: Page, card: Card) -> None:
