@@ -158,12 +158,13 @@ class FirstPlane(TorchFunctionMode):
         self._ways = [{id(parameters[name]): d[name] for name in names} for d in directions]
         self._source: Tensor | None = None
         self._products: dict[tuple[Any, ...], list[Tensor]] = {}
+        self._rows: dict[tuple[Any, ...], tuple[float, Tensor]] = {}
         self.point: tuple[float, ...] = (0.0,) * len(directions)
 
     def start(self, source: Any) -> None:
         """Begin with another batch."""
         self._source = source if isinstance(source, Tensor) else None
-        self._products = {}
+        self._products, self._rows = {}, {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -193,11 +194,18 @@ class FirstPlane(TorchFunctionMode):
             found = [product(x, self._start[id(weight)], b, *args, **kwargs)]
             found += [product(x, way[id(weight)], way.get(id(bias)), *args, **kwargs) for way in self._ways]
             self._products[key] = found
-        start, *ways = self._products[key]
-        out = torch.add(start, ways[0], alpha=self.point[0])
-        for way, x_k in zip(ways[1:], self.point[1:], strict=True):
-            out.add_(way, alpha=x_k)
-        return out
+        *rest, last = self._products[key]
+        return torch.add(self._row(key, rest), last, alpha=self.point[-1])
+
+    def _row(self, key: tuple[Any, ...], products: list[Tensor]) -> Tensor:
+        """The sum without the last direction, which all points of a row share."""
+        if len(products) == 1:
+            return products[0]
+        known = self._rows.get(key)
+        if known is None or known[0] != self.point[0]:
+            known = self.point[0], torch.add(products[0], products[1], alpha=self.point[0])
+            self._rows[key] = known
+        return known[1]
 
 
 _PRODUCTS = (F.linear, F.conv1d, F.conv2d, F.conv3d)

@@ -34,7 +34,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -154,15 +153,19 @@ class Spectrum:
         return Density(where, mean, np.sqrt(variance), lower, upper, float(width))
 
     def _end(self, share: float, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The m_1 of which the mean that was seen is this quantile, by iteration."""
+        """The m_1 of which the mean that was seen is this quantile, by bisection of its logarithm."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(mean > 0, second / mean, 1.0)
-        found = mean
-        for _ in range(60):
-            below = np.maximum(ratio - np.minimum(found, ratio * (1 - 1e-9)), 1e-300)
-            freedom = np.maximum(len(self.nodes) * (self.size + 2) * found / below, len(self.nodes))
-            found = (found + mean / _chi_square_over_freedom(share, freedom)) / 2
-        return found
+        low, high = np.full(len(mean), -12.0), np.full(len(mean), 12.0)
+        for _ in range(50):
+            middle = (low + high) / 2
+            found = mean * np.exp(middle)
+            below = np.maximum(ratio - found, 1e-12 * ratio)
+            freedom = np.clip(len(self.nodes) * (self.size + 2) * found / below, len(self.nodes), 1e6)
+            half = torch.from_numpy(freedom / 2)
+            seen = torch.special.gammainc(half, half * torch.from_numpy(np.exp(-middle))).numpy()
+            low, high = np.where(seen > share, middle, low), np.where(seen > share, high, middle)
+        return mean * np.exp((low + high) / 2)
 
     def joined(self, other: Spectrum) -> Spectrum:
         """This one with the probes of another of the same matrix, from another seed."""
@@ -461,9 +464,3 @@ class _Measurement:
                 **({"notes": self.operator.notes} if self.operator.notes else {}),
             ),
         )  # fmt: skip
-
-
-def _chi_square_over_freedom(share: float, freedom: np.ndarray) -> np.ndarray:
-    """The quantile of chi^2 over its degrees of freedom (Wilson and Hilferty; within 2 % from 4 of them on)."""
-    z = NormalDist().inv_cdf(share)
-    return np.maximum(1 - 2 / (9 * freedom) + z * np.sqrt(2 / (9 * freedom)), 1e-3) ** 3
