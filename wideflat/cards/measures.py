@@ -161,7 +161,7 @@ def _slice(subject: Subject, seed: int, _: float | None) -> Slice:
 
 def _entropy(subject: Subject, seed: int, minutes: float | None) -> FreeEntropy:
     found = free_entropy(
-        subject.model, subject.few, subject.effort.entropy_sigma, measure=subject.loss, quick=True, seed=seed,
+        subject.model, subject.fewest, subject.effort.entropy_sigma, measure=subject.loss, quick=True, seed=seed,
         minutes=minutes, progress=False, **subject.options,
     )  # fmt: skip
     if not found.points:

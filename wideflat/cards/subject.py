@@ -47,6 +47,7 @@ class Effort:
         bits: Of the shift table.
         fractions: Of the shift table.
         entropy_sigma: Of the free entropy.
+        entropy_examples: How many examples the free entropy sees at most.
     """
 
     flops: float = 4e9
@@ -61,9 +62,11 @@ class Effort:
     bits: tuple[int, ...] = (8, 6, 4, 3, 2)
     fractions: tuple[float, ...] = (0.3, 0.6, 0.9)
     entropy_sigma: float = 0.1
+    entropy_examples: int = 256
 
 
-QUICK = Effort(flops=1e9, worst_sigmas=(0.01, 0.02, 0.05), worst_steps=6, restarts=0, probes=3, steps=16, points=9)
+QUICK = Effort(flops=1e9, worst_sigmas=(0.01, 0.02, 0.05), worst_steps=6, restarts=0, probes=3, steps=16, points=9,
+               entropy_examples=64)  # fmt: skip
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Subject:
         model: The network.
         many: The examples of the cheap measures.
         few: Those of the dear ones, a part of them.
+        fewest: Those of the free entropy, whose price grows faster than their number.
         effort: What is asked.
         metric: What the local energies, the layers and the shifts are of.
         loss: What is differentiated.
@@ -85,6 +89,7 @@ class Subject:
     model: nn.Module
     many: Any
     few: Any
+    fewest: Any
     effort: Effort
     metric: Metric
     loss: Metric
@@ -112,10 +117,18 @@ class Subject:
             few = examples or _affordable(evaluation, data, effort.flops, seed)
             many, there = _some(data, MORE * few, seed)
             part, seen = _some(many, few, seed)
+            fewest, least = _some(part, min(few, effort.entropy_examples), seed)
             digest = FixedData(many, 256).digest
         options = {"forward": forward, "batch_norm": batch_norm, "parameters": parameters}
-        words = {"examples": there, "few": seen, "data": digest, "quick": effort == QUICK, "seed": seed}
-        return cls(model, many, part, effort, metric, loss, options, seed, words)
+        words = {
+            "examples": there,
+            "few": seen,
+            "fewest": least,
+            "data": digest,
+            "quick": effort == QUICK,
+            "seed": seed,
+        }
+        return cls(model, many, part, fewest, effort, metric, loss, options, seed, words)
 
 
 def _affordable(evaluation: Evaluation, data: Any, flops: float, seed: int) -> int:

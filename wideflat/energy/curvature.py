@@ -190,7 +190,7 @@ def curvature(
             architecture=architecture(model),
             examples=hessian.examples,
             seed=seed,
-            **({"notes": hessian.notes} if hessian.notes else {}),
+            notes=hessian.notes,
         ),
     )
 

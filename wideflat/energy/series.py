@@ -71,8 +71,8 @@ def layer_profiles(
     if unmoved and not profiles:
         raise unmoved[0][1]
     if unmoved:
-        names = ", ".join(layer for layer, _ in unmoved)
-        warnings.warn(f"no profile of {names}: {unmoved[0][1]}", stacklevel=2)
+        left_out = ", ".join(layer for layer, _ in unmoved)
+        warnings.warn(f"no profile of {left_out}: {unmoved[0][1]}", stacklevel=2)
     return profiles
 
 

@@ -244,7 +244,7 @@ def slices(
             examples=round(sums.weight),
             batch_norm=batch_norm if evaluation.norms else None,
             directions="given" if others is not None else directions, seed=seed,
-            **({"notes": plane.notes} if plane.notes else {}),
+            notes=plane.notes,
         ),
     )  # fmt: skip
 

@@ -461,6 +461,6 @@ class _Measurement:
                 batch_size=self.batch_size if norms and evaluation.batch_norm == "batch" else None, parameters=words,
                 perturbed=scales.size, architecture=architecture(self.model), examples=self.operator.examples,
                 steps=self.steps, probes=len(found), seed=self.seed,
-                **({"notes": self.operator.notes} if self.operator.notes else {}),
+                notes=self.operator.notes,
             ),
         )  # fmt: skip

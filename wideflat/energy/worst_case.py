@@ -124,10 +124,10 @@ def worst_case(
         totals, base, sizes = np.zeros(len(radii)), 0.0, 0
         for number, group in enumerate(_groups(blocks, noise)):
             with evaluation.explained():
-                value, size = search.totals(group, None)
-            base += value
+                here, size = search.totals(group, None)
+            base += here
             sizes += size
-            totals += search.worst(group, radii, value, number)
+            totals += search.worst(group, radii, here, number)
     return LocalEnergy(
         sigmas=radii,
         mean=(totals - base) / sizes,
