@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
     from wideflat.energy.curvature import curvature
+    from wideflat.energy.eigenvalues import Spectrum
     from wideflat.energy.shift import ShiftProfile, shift_profile
     from wideflat.energy.slices import Slice, slices
-    from wideflat.energy.spectrum import Spectrum, layer_spectra, spectrum
+    from wideflat.energy.spectrum import layer_spectra, spectrum
     from wideflat.energy.worst_case import worst_case
     from wideflat.entropic import Entropic
     from wideflat.entropy import FreeEntropy, LocalEntropy
@@ -55,7 +56,7 @@ _PLACES = {
     "curvature": "energy.curvature",
     "spectrum": "energy.spectrum",
     "layer_spectra": "energy.spectrum",
-    "Spectrum": "energy.spectrum",
+    "Spectrum": "energy.eigenvalues",
     "shift_profile": "energy.shift",
     "ShiftProfile": "energy.shift",
     "slices": "energy.slices",

@@ -11,6 +11,7 @@ import numpy as np
 
 from wideflat.cards.pooling import pooled
 from wideflat.cards.subject import Subject, spread_of
+from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.measure import local_energy
 from wideflat.energy.points import sample
@@ -19,7 +20,7 @@ from wideflat.energy.request import whole_passes
 from wideflat.energy.series import layer_profiles
 from wideflat.energy.shift import ShiftProfile, shift_profile
 from wideflat.energy.slices import Slice, slices
-from wideflat.energy.spectrum import Spectrum, spectrum
+from wideflat.energy.spectrum import spectrum
 from wideflat.energy.worst_case import worst_case
 from wideflat.entropy.free_entropy import free_entropy
 from wideflat.entropy.volumes import FreeEntropy

@@ -10,10 +10,10 @@ import numpy as np
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.measures import MEASURES, AtTheWeights
 from wideflat.cards.summary import amount, lines_of, reach
+from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shift import ShiftProfile
 from wideflat.energy.slices import Slice
-from wideflat.energy.spectrum import Spectrum
 from wideflat.entropy.volumes import FreeEntropy
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page

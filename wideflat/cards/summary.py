@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from wideflat.cards.measures import AtTheWeights
+from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shift import ShiftProfile
 from wideflat.energy.slices import Slice
-from wideflat.energy.spectrum import Spectrum
 from wideflat.entropy.volumes import FreeEntropy
 
 __all__ = ["amount", "headline", "lines_of"]
