@@ -88,7 +88,7 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
             name or "(the network itself)",
             profile.conventions["perturbed"],
             amount(float(profile.mean[0]), float(profile.stderr[0]), metric),
-            "█" * max(0, round(20 * float(profile.mean[0]) / height)) or "·",
+            "█" * max(0, round(12 * float(profile.mean[0]) / height)) or "·",
         ]
         for name, profile in found.items()
     ]

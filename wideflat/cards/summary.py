@@ -17,7 +17,7 @@ from wideflat.entropy.volumes import FreeEntropy
 
 __all__ = ["amount", "headline", "lines_of"]
 
-#: A rounded network is called unharmed while its metric has grown by no more than this.
+#: A rounded network is called harmed where its metric has grown by more than this, by two standard errors.
 HARMLESS = 0.01
 
 
@@ -28,6 +28,8 @@ def amount(value: float, stderr: float | None, metric: str) -> str:
         >>> amount(0.0312, 0.0021, "error"), amount(1.5, None, "loss")
         ('3.12 ± 0.21 %', '1.5')
     """
+    if stderr is not None and abs(value) < 1e-4 * stderr:
+        value = 0.0  # rounding errors of a sum
     if metric == "error":
         return f"{100 * value:.3g}" + (f" ± {100 * stderr:.2g} %" if stderr is not None else " %")
     return f"{value:.4g}" + (f" ± {stderr:.2g}" if stderr is not None else "")
@@ -60,12 +62,15 @@ def headline(results: dict[str, Any]) -> str:
 
 def _bits(found: ShiftProfile) -> str:
     limit = HARMLESS * (1 if found.conventions.get("metric") == "error" else max(abs(found.baseline), 1e-12))
-    fewest = None
+    last = None
     for k in np.argsort(-found.positions):
-        if not found.mean[k] + 2 * found.stderr[k] <= limit:
+        if not found.mean[k] - 2 * found.stderr[k] <= limit:
             break
-        fewest = int(found.positions[k])
-    return f"{fewest} bits do no harm that is seen" if fewest else "harmed by rounding to 8 bits or fewer"
+        last = k
+    if last is None:
+        return f"harmed by rounding to {found.positions.max():g} bits"
+    bar = amount(float(found.mean[last]), float(found.stderr[last]), found.conventions.get("metric", "error"))
+    return f"no harm is seen from rounding down to {found.positions[last]:g} bits ({bar})"
 
 
 def lines_of(name: str, result: Any) -> list[str]:
