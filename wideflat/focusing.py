@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from wideflat.checks import function, shown
+from wideflat.checks import function, shown, whole
 
 if TYPE_CHECKING:
     from wideflat.entropy_sgd import EntropySGD
@@ -117,7 +117,8 @@ class Focusing:
         """
         if by not in ("step", "epoch"):
             raise ValueError(f"by must be 'step' or 'epoch', got {by!r}")
-        steps = steps if isinstance(steps, int) else len(steps)
+        sized = isinstance(steps, Sized) and not hasattr(steps, "ndim")  # a tensor is a number of steps, if any
+        steps = len(steps) if sized else whole("steps", steps)
         if steps < 1:
             raise ValueError(f"an epoch must have at least one step, got {steps}")
         return cls(target, factor, epochs * steps, every=steps if by == "epoch" else 1, **settings)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, shown
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.ranks import rank
@@ -57,6 +57,8 @@ def layer_profiles(
         for prefix, module in network(model).named_modules()
         if any(True for _ in module.parameters(recurse=False))
     }
+    if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor))):
+        raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
     wanted = [prefix for prefix, _ in model.named_modules() if prefix in own] if layers is None else list(layers)
     if unknown := [layer for layer in wanted if layer not in dict(model.named_modules())]:
         raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")

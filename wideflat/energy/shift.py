@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, numbers_of
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -288,11 +288,10 @@ class _Way:
 def _places(kind: str, given: Any, positions: Any) -> np.ndarray:
     if kind != "other" and positions is not None:
         raise ValueError(f"positions are for other weights; those of {kind}= are its own values")
-    values = np.linspace(0, 1, 11) if positions is None else positions
-    places = np.atleast_1d(np.asarray(values if kind == "other" else given, dtype=float))
-    if places.ndim != 1 or len(places) == 0 or not np.isfinite(places).all():
-        raise ValueError(f"{'positions' if kind == 'other' else kind} must be a sequence of numbers, got {values!r}")
-    return places
+    if kind == "other" and positions is None:
+        return np.linspace(0, 1, 11)
+    name, values = ("positions", positions) if kind == "other" else (kind, given)
+    return np.array(numbers_of(name, values))
 
 
 def _ways(
