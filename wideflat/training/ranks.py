@@ -55,7 +55,8 @@ class Ranks(Alone):
     def __init__(self, mesh: DeviceMesh, device: torch.device | str = "cpu") -> None:
         self.mesh, self._device = mesh, torch.device(device)
         self.ranks_per_replica, part = mesh["dp"].size(), mesh["dp"].get_local_rank()
-        self.writes = dist.get_rank() == 0
+        self.place, self.size = dist.get_rank(), mesh.size()
+        self.writes = self.place == 0
         self.own_noise = (part,) if part else ()
         self.about = {"ranks": mesh.size()}
         self.words = f" on {mesh.size()} ranks"
