@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types slow fuzz bench clean
+.PHONY: demo test lint types slow fuzz soak bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/wideflat demo
@@ -27,6 +27,12 @@ fuzz: SEED := $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6)
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/test_arguments.py 5000 $(SEED)
 	$(BIN)/python tests/fuzz/test_command_lines.py 500 $(SEED)
+
+# Training with losses of replicas, for an hour; as root with partitions, in network namespaces of its own.
+soak: MINUTES := 60
+soak: SEED := 0
+soak: $(INSTALLED)
+	$(BIN)/python tools/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(INSTALLED)
 	@for file in benchmarks/[a-z]*.py; do \

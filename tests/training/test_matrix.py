@@ -313,15 +313,15 @@ def set_up_late(lighthouse, out):
         return begin(training)
 
     Training.begin = slowly
+    dist.barrier()  # the time to wait for each other begins when all are there
     while rank == 2 and not begun.exists():
         time.sleep(0.02)
     if rank == 2:
         coming.touch()
-    with Elastic(rank, lighthouse, "127.0.0.1", start_timeout=4.0) as company:
+    with Elastic(rank, lighthouse, "127.0.0.1", start_timeout=8.0) as company:
         how = {"progress": False, "tensorboard": False, "say": told.append}
-        run = train_in(
-            company, dataclasses.replace(cell("rsgd", gamma0=None), num_replicas=3), out, images(), options(), **how
-        )
+        long = dataclasses.replace(cell("rsgd", gamma0=None), num_replicas=3).with_epochs(40)
+        run = train_in(company, long, out, images(), dataclasses.replace(options(), evaluate_every=40), **how)
     return bool(run.result()), told
 
 
