@@ -40,8 +40,8 @@ from wideflat.training.state_files import load_state
 MARK = "WIDEFLAT_SOAK"
 #: Seconds between two disturbances; of a stop or a partition; between two looks at the memory.
 EVERY, LASTING, LOOK = (6.0, 20.0), (1.0, 10.0), 2.0
-#: Seconds that the jobs have to finish when the time is up, and lives shorter than this have no slope.
-PATIENCE, LONG = 180.0, 60.0
+#: Seconds that the jobs have to finish when the time is up; of a life that has a slope; of its beginning, which has not.
+PATIENCE, LONG, SETTLING = 180.0, 150.0, 60.0
 
 
 # ------------------------------------------------------------------------------------------------------------ one job
@@ -177,6 +177,7 @@ class Soak:
         self.faults: list[str] = []
         self.memory: dict[int, list[tuple[float, float]]] = {}
         self.later: list[tuple[float, str, int]] = []
+        self.spared = self.chance.randrange(replicas)  # never killed, so that there is a memory to look at for long
 
     def start(self, place: int | None) -> subprocess.Popen[bytes]:
         """Start a job, or the lighthouse, at its place."""
@@ -244,6 +245,8 @@ class Soak:
         """Let something happen to somebody."""
         kinds = ["kill", "kill", "stop", "lighthouse"] + ["cut"] * 2 * self.net.cuts
         what, a = self.chance.choice(kinds), self.chance.choice(sorted(self.jobs))
+        if what == "kill" and a == self.spared:
+            what = "stop"
         until = time.time() + self.chance.uniform(*LASTING)
         self.happened[what] = self.happened.get(what, 0) + 1
         if what == "kill":
@@ -291,14 +294,15 @@ class Soak:
         self.faults += [f"process {pid} is left behind" for pid in left]
         return reached
 
-    def slopes(self) -> list[float]:
-        """MB an hour of each long life, without its first half minute, in which things are imported."""
+    def slopes(self) -> list[tuple[float, float, float]]:
+        """Of each long life without its first minute: minutes, MB at the end, MB an hour."""
         found = []
         for samples in self.memory.values():
             t, m = np.array(samples).T
-            keep = t > t[0] + 30
+            keep = t > t[0] + SETTLING
             if t[-1] - t[0] > LONG:
-                found.append(float(np.polyfit(t[keep] - t[0], m[keep], 1)[0] * 3600))
+                slope = np.polyfit(t[keep] - t[0], m[keep], 1)[0] * 3600
+                found.append((float(t[-1] - t[0]) / 60, float(m[-1]), float(slope)))
         return found
 
 
@@ -329,9 +333,8 @@ def main() -> int:
     happened = ", ".join(f"{count} x {what}" for what, count in sorted(soak.happened.items()))
     print(f"{arguments.minutes:g} minutes, seed {arguments.seed}, {arguments.replicas} replicas: {happened}")
     print(f"epochs reached: {reached}")
-    if slopes:
-        spread = f"{min(slopes):+.1f} to {max(slopes):+.1f} of {len(slopes)} lives"
-        print(f"memory, MB an hour: median {np.median(slopes):+.1f}, {spread}")
+    for length, megabytes, slope in sorted(slopes)[-3:]:
+        print(f"memory of a life of {length:.1f} minutes: {megabytes:.0f} MB at its end, {slope:+.1f} MB an hour")
     for fault in soak.faults:
         print(f"FAULT: {fault}")
     print(f"{len(soak.faults)} faults")

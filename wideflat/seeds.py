@@ -18,5 +18,9 @@ def derive_seed(seed: int, *what: int | str) -> int:
         >>> derive_seed(0, "noise", 1, 2) == derive_seed(0, "noise", 1, 2) != derive_seed(0, "noise", 2, 1)
         True
     """
-    key = int(seed), *(part if isinstance(part, str) else int(part) for part in what)
+    try:
+        number = int(seed)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor without content
+        raise TypeError(f"seed must be a whole number, got {seed!r}") from None
+    key = number, *(part if isinstance(part, str) else int(part) for part in what)
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1

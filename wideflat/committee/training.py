@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
-from wideflat.checks import shown
+from wideflat.checks import shown, whole
 from wideflat.committee import checkpoint as checkpoints
 from wideflat.committee.checkpoint import Restart
 from wideflat.committee.job import FORMS, Job, center
@@ -100,7 +100,7 @@ def train(
         ([0, 0, 0], ['errors', 'errors', 'errors'])
     """
     name, setting = _named(setting)
-    seeds = [int(seed) for seed in seeds]
+    seeds = [whole("a seed", seed) for seed in seeds]
     patterns = Patterns.from_arrays(inputs, targets, test_inputs, test_targets, source)
     workers = torch.get_num_threads() if threads is None else threads
     form = _choose_form(form, setting, patterns)

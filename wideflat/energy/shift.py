@@ -248,7 +248,8 @@ def shift_profile(
             raise ValueError(f"align is for other weights, not for {kind}=")
         given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
-    with unwritten(model), evaluation.prepared(), change, Progress("shift profile", len(ways) + 1, progress) as bar:
+    shown = Progress("shift profile", len(ways) + 1, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, shown as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
         stops = [_stop(evaluation, change, way, batches) for way in ways]
         found = sample(evaluation, blocks, stops, bar)
