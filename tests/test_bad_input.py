@@ -57,7 +57,7 @@ def isolated(tmp_path, monkeypatch):
 WRONG = [
     # names
     ("trian", 2, "Did you mean 'train'?"),
-    ("--completion fish", 2, "bash, zsh"),
+    ("--completion tcsh", 2, "bash, zsh, fish"),
     ("train cifar10-resnet81", 2, "cifar10-resnet18"),
     ("train committee-sgd-fats", 2, "committee-sgd-fast"),
     ("presets cifar10-resnet81", 1, "cifar10-resnet18"),

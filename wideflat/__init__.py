@@ -59,10 +59,10 @@ _PLACES = {
     "free_entropy": "entropy.free_entropy",
     "FreeEntropy": "entropy.volumes",
     "llc": "entropy.learning_coefficient",
-    "Lookahead": "baselines",
-    "EASGD": "baselines",
-    "Parle": "baselines",
-    "SAM": "baselines",
+    "Lookahead": "baselines.lookahead",
+    "EASGD": "baselines.easgd",
+    "Parle": "baselines.parle",
+    "SAM": "baselines.sam",
     "CommitteeMachine": "committee.machine",
 }
 

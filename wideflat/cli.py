@@ -97,7 +97,7 @@ def _overview() -> str:
             *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
             "",
             "wideflat COMMAND --help    options of one command, with examples",
-            "wideflat --completion bash|zsh    a completion script for your shell",
+            "wideflat --completion bash|zsh|fish    a completion script for your shell",
             "wideflat --version         the version",
             "",
             SHARED,
@@ -120,16 +120,13 @@ def _take(arguments: list[str], *flags: str) -> bool:
 
 def _completion(arguments: list[str]) -> int:
     """Print a completion script that covers all commands."""
-    shells = ("bash", "zsh")
-    if len(arguments) != 1 or arguments[0] not in shells:
-        return _complain(f"--completion takes one of {', '.join(shells)}", USAGE)
     try:
-        from tyro.extras import subcommand_cli_from_dict
-
-        commands = {name: _command(name) for name in COMMANDS}
+        completions = importlib.import_module("wideflat.commands.completions")
     except ModuleNotFoundError:
         return _complain(NEEDS_MORE, FAILED)
-    subcommand_cli_from_dict(commands, prog="wideflat", args=["--tyro-print-completion", arguments[0]])
+    if len(arguments) != 1 or arguments[0] not in completions.SHELLS:
+        return _complain(f"--completion takes one of {', '.join(completions.SHELLS)}", USAGE)
+    print(completions.script(arguments[0], COMMANDS))
     return OK
 
 

@@ -13,6 +13,10 @@ from typing import Any, ClassVar
 __all__ = ["Progress"]
 
 
+#: Characters of the live line: the most of the description, the bar, the time left, and what lies between columns.
+DESCRIPTION, BAR, TIME, GAPS = 26, 12, 8, 5
+
+
 class Progress:
     """A progress line on standard error: what, how far, how long still, and a few figures.
 
@@ -62,7 +66,8 @@ class Progress:
             self._bar = _rich_bar()
             if self._bar is not None:
                 self._bar.start()
-                self._task = self._bar.add_task(self.description, total=self.total, completed=self.before, figures="")
+                description = _shortened(self.description, DESCRIPTION)
+                self._task = self._bar.add_task(description, total=self.total, completed=self.before, figures="")
         return self
 
     def __exit__(
@@ -85,7 +90,7 @@ class Progress:
         if not self.enabled:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=completed, total=self.total, figures=self._text())
+            self._bar.update(self._task, completed=completed, total=self.total, figures=self._beside(self._text()))
         elif time.monotonic() - self._last_line > self.plain_interval:
             self._plain_line()
 
@@ -103,8 +108,9 @@ class Progress:
         self._parts[name] = completed, total, figures
         if self._bar is not None:
             if name not in self._part_tasks:
-                self._part_tasks[name] = self._bar.add_task(f"  {name}", total=total, figures="")
-            self._bar.update(self._part_tasks[name], completed=completed, total=total, figures=figures)
+                description = _shortened(f"  {name}", DESCRIPTION)
+                self._part_tasks[name] = self._bar.add_task(description, total=total, figures="")
+            self._bar.update(self._part_tasks[name], completed=completed, total=total, figures=self._beside(figures))
 
     def end_part(self, name: str) -> None:
         """Take the line of a part away."""
@@ -141,6 +147,13 @@ class Progress:
             for name, value in self._figures.items()
         )
 
+    def _beside(self, figures: str) -> str:
+        """As many of the figures as fit beside bar, count and time left, which are always shown."""
+        assert self._bar is not None
+        widths = [min(len(task.description), DESCRIPTION) for task in self._bar.tasks]
+        counts = [2 * len(f"{task.total or 0:g}") + 1 for task in self._bar.tasks]
+        return _shortened(figures, self._bar.console.width - max(widths) - max(counts) - BAR - TIME - GAPS)
+
     def _plain_line(self) -> None:
         self._last_line, self._last_completed = time.monotonic(), self.completed
         elapsed = self._last_line - self._start
@@ -154,6 +167,18 @@ class Progress:
         for name, (completed, total, figures) in self._parts.items():
             far = f"{100 * completed / total:.0f} %" if total else f"{completed:g}"
             print(f"  {name}: {far}  {figures}".rstrip(), file=sys.stderr)
+
+
+def _shortened(text: str, width: int) -> str:
+    """A text in at most ``width`` characters, cut between words.
+
+    >>> _shortened("loss 1.463  train 52.65%  test 53.55%", 24), _shortened("loss", 24), _shortened("loss", 0)
+    ('loss 1.463  train ...', 'loss', '')
+    """
+    if len(text) <= width:
+        return text
+    cut = text[: max(width - 3, 0)]
+    return f"{cut[: cut.rfind(' ') + 1]}..." if cut.rfind(" ") > 0 else f"{cut}..." if len(cut) > 3 else ""
 
 
 def _duration(seconds: float) -> str:
@@ -171,7 +196,7 @@ def _rich_bar():  # type: ignore[no-untyped-def] # rich is optional, and so are 
         return None
     return RichProgress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=BAR),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),

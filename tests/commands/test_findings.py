@@ -92,7 +92,7 @@ def test_wrong_paths_are_explained(tmp_path, capsys, name, message):
 def test_configurations_are_kept_word_for_word(results, tmp_path):
     assert cli.main(["report", str(results / "runs"), "--out", str(tmp_path / "page.html"), "-q"]) == 0
     text = (tmp_path / "page.html").read_text()
-    (shown,) = re.findall(r"<summary>Configuration of first</summary><pre>(.*?)</pre>", text, re.DOTALL)
+    (shown,) = re.findall(r'<summary>Configuration of first</summary><pre tabindex="0">(.*?)</pre>', text, re.DOTALL)
     config = Run.open(results / "runs" / "first").config
     assert json.loads(html.unescape(shown)) == config and config["options"] == {"seed": 7}
     assert config["experiment"]["name"] == "cifar10-<b>net"  # what HTML must escape comes back, too

@@ -50,7 +50,7 @@ def test_committees_are_exact(tmp_path, monkeypatch, capsys):
     y = torch.sign(torch.randn(20, generator=g))
     np.savez("solutions.npz", weights=weights.numpy(), inputs=x.numpy(), targets=y.numpy())
     for target in ("solutions.npz", "."):
-        assert main(["local-energy", target, "--sigmas", "0.2", "--out", "out.json"]) == 0
+        assert main(["local-energy", target, "--sigmas", "0.2", "--out", "out.json", "--overwrite"]) == 0
         profile = LocalEnergy.load("out.json")
         exact = committee_local_energy(weights, x, y, [0.2]).numpy()
         assert profile.mean == pytest.approx(exact.mean(0)) and profile.samples == pytest.approx(exact)

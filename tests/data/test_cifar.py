@@ -38,6 +38,7 @@ def write(folder: Path, data: Cifar, layout: Layout) -> None:
                 data.label_key.encode(): labels.tolist(),
                 b"data": pixels,
                 b"filenames": [],
+                b"coarse_labels": [0] * RECORDS,
             }
             (folder / file.name).write_bytes(pickle.dumps(batch, protocol=2))
 
@@ -191,6 +192,32 @@ def test_altered_files_are_an_error_unless_allowed(small: tuple[Cifar, Path], nu
     loaded = data.load(path.parent, allow_altered=True)
     assert loaded.altered == (str(path),)
     assert [report.status for report in data.check(path.parent)] == ["altered"] + ["ok"] * (len(layout.files) - 1)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_pixels_and_labels_decide_not_how_they_were_packed(
+    small: tuple[Cifar, Path], tmp_path: Path, packed: bool
+) -> None:
+    data, root = small
+    layout = data.layouts[1]
+    for file in layout.files:
+        path = root / layout.folder / file.name
+        batch = pickle.loads(path.read_bytes())
+        path.write_bytes(pickle.dumps(batch | {b"filenames": ["of others"]}, protocol=2))
+    pack(root / layout.folder, root / layout.archive.name)
+    alone = only(root, tmp_path, layout.archive.name if packed else layout.folder)
+    place = data.find(alone)
+    assert place is not None and {report.status for report in data.check(place)} == {"ok"}
+    assert_is_the_data(data, data.load(place))
+    if packed:
+        with tarfile.open(alone / layout.archive.name) as tar:
+            tar.extractall(tmp_path / "out", filter="data")
+        broken = tmp_path / "out" / layout.folder / layout.train[0].name
+        batch = pickle.loads(broken.read_bytes())
+        batch[b"data"][0, 0] ^= 1
+        broken.write_bytes(pickle.dumps(batch, protocol=2))
+        pack(broken.parent, alone / layout.archive.name)
+        assert [report.status for report in data.check(place)] == ["altered"] + ["ok"] * (len(layout.files) - 1)
 
 
 def test_labels_out_of_range_are_found(small: tuple[Cifar, Path]) -> None:

@@ -269,7 +269,8 @@ class TestCommand:
         assert record["status"] == [["converged"]] and set(record["others"]) == {"tap", "ep", "ep-vector", "sample"}
         assert record["others"]["sample"]["log_z_stderr"][0][0] > 0
         assert out.exists()
-        assert main(["local-entropy", str(file), *options[:-6], "--compare", "--sweeps", "3", "--out", str(out)]) == 0
+        again = [*options[:-6], "--compare", "--sweeps", "3", "--out", str(out), "--overwrite"]
+        assert main(["local-entropy", str(file), *again]) == 0
         assert "log Z by method" in capsys.readouterr().out
 
     def test_ctrl_c_leaves_a_whole_result_alone(self, solutions, monkeypatch, capsys):
@@ -280,7 +281,7 @@ class TestCommand:
         printed = capsys.readouterr()
         assert "not computed" in printed.out and "interrupted" in printed.err and "not converge" not in printed.err
         assert LocalEntropy.load(solutions / "local_entropy.npz").converged.all()
-        part = LocalEntropy.load(solutions / "local_entropy.interrupted.npz")
+        part = LocalEntropy.load(solutions / "local_entropy-2.interrupted.npz")
         assert part.converged.tolist() == [[True, False], [True, False]]
         assert (solutions / "part.png").exists()
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import wideflat
+from wideflat.baselines.rmsprop import TensorFlowRMSprop
 from wideflat.presets import COLUMNS, PRESETS, preset
-from wideflat.rmsprop import TensorFlowRMSprop
 
 
 def replicas_and_batches(y=3, seed=0):

@@ -21,7 +21,7 @@ def example(kind="line"):
     )
 
 
-@pytest.mark.parametrize("kind", ["line", "points", "distribution"])
+@pytest.mark.parametrize("kind", ["line", "step", "points", "distribution"])
 def test_svg_is_well_formed_with_unique_ids_and_one_group_a_series(kind):
     svg = example(kind).svg()
     root = ElementTree.fromstring(svg)
@@ -42,12 +42,12 @@ def test_svg_is_the_same_every_time():
 def test_csv_holds_every_point():
     rows = list(csv.DictReader(io.StringIO(example().csv())))
     assert len(rows) == 6
-    assert rows[1] == {"series": "SGD & co", "x": "0.1", "y": "0.5", "error": "0.1", "x_error": ""}
+    assert rows[1] == {"series": "SGD & co", "x": "0.1", "y": "0.5", "error": "0.1", "x_error": "", "n": ""}
 
 
 def test_a_distribution_has_no_abscissae():
     chart = Chart("test-error", "Test error", "", "error", [Series("SGD", [], [0.1, 0.2])], kind="distribution")
-    assert chart.csv().splitlines()[1:] == ["SGD,,0.1,,", "SGD,,0.2,,"]
+    assert chart.csv().splitlines()[1:] == ["SGD,,0.1,,,", "SGD,,0.2,,,"]
 
 
 def test_save_writes_table_and_pictures(tmp_path):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from wideflat.baselines.rmsprop import TensorFlowRMSprop
 from wideflat.cli import main
 from wideflat.commands.train import Command
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
 from wideflat.presets.networks import NETWORKS
-from wideflat.rmsprop import TensorFlowRMSprop
 from wideflat.schedules import Schedule
 from wideflat.training import Options, Run, Training, train
 from wideflat.training.flatness import augmentation_of_run

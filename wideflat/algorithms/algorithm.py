@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from wideflat.baselines.rmsprop import TensorFlowRMSprop
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
-from wideflat.rmsprop import TensorFlowRMSprop
 
 if TYPE_CHECKING:
     from wideflat.presets import Preset

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from wideflat.algorithms.algorithm import Algorithm, Gamma, on_baseline
 from wideflat.algorithms.sgd import make_optimizer
-from wideflat.baselines import EASGD
+from wideflat.baselines.easgd import EASGD
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
 
 if TYPE_CHECKING:

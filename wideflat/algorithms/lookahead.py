@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from wideflat.algorithms.algorithm import Algorithm, base_optimizer, on_baseline
-from wideflat.baselines import Lookahead
+from wideflat.baselines.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from wideflat.presets import Preset

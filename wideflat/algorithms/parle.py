@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from wideflat.algorithms.algorithm import Algorithm, Gamma, on_baseline
 from wideflat.algorithms.esgd import make_optimizer
-from wideflat.baselines import Parle
+from wideflat.baselines.parle import Parle
 from wideflat.replicas import ReplicaGroup, Replicas
 
 if TYPE_CHECKING:

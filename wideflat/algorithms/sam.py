@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from wideflat.algorithms.algorithm import Algorithm, base_optimizer, on_baseline
-from wideflat.baselines import SAM
+from wideflat.baselines.sam import SAM
 
 if TYPE_CHECKING:
     from wideflat.presets import Preset

@@ -13,6 +13,7 @@ import tyro
 from torch import nn
 
 from wideflat.commands.local_energy import load_weights, named_function
+from wideflat.commands.results import result_file
 from wideflat.entropy import FreeEntropy
 from wideflat.entropy.free_entropy import Interrupted, free_entropy
 from wideflat.files import atomic_write
@@ -80,6 +81,8 @@ class Command:
     """Of everything random but the subset."""
     out: Path | None = None
     """Result file; free_entropy.json in the run, or beside the checkpoint, when left out."""
+    overwrite: bool = False
+    """Replace a result that is there already; otherwise it stays, and the new one gets a number."""
     figure: Path | None = None
     """Also draw lambda over beta to this file (.png, .pdf, .svg)."""
     compare: tuple[Path, ...] = ()
@@ -92,8 +95,8 @@ class Command:
     def run(self) -> int:
         """Measure, print, write; 1 if a value did not converge or the time was over, 130 after Ctrl-C."""
         others = [FreeEntropy.load(path) for path in self.compare]  # a missing file is found before the work, not after
-        out = self.out or self._default_out()
-        unfinished = out.with_suffix(".unfinished.pt")
+        out = result_file(self.out, self._default_out(), self.overwrite, lambda path: _unfinished(path).exists())
+        unfinished = _unfinished(out)
         model, data, options = self._from_run() if self.build is None or self.path.is_dir() else self._from_checkpoint()
         found, code = self._measure(model, data, options, unfinished)
         if found.points:
@@ -173,6 +176,11 @@ class Command:
         load_weights(model, self.path)
         options = {"subset": self.subset, **(built[2] if len(built) == 3 else {})}
         return model.to(self.device), data, options
+
+
+def _unfinished(out: Path) -> Path:
+    """Where a measurement that was interrupted is kept."""
+    return out.with_suffix(".unfinished.pt")
 
 
 def _draw(found: FreeEntropy, path: Path) -> None:

@@ -17,6 +17,7 @@ import tyro
 from torch import Tensor, nn
 
 from wideflat.commands import UsageError
+from wideflat.commands.results import result_file
 from wideflat.energy.committees import committee_profile
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
@@ -83,6 +84,8 @@ class Command:
     """Of the noise."""
     out: MaybePath = None
     """Result file; local_energy.json in the run, or beside the checkpoint, when left out."""
+    overwrite: bool = False
+    """Replace a result that is there already; otherwise it stays, and the new one gets a number."""
     figure: MaybePath = None
     """Also draw the curve to this file (.png, .pdf, .svg)."""
     compare: tuple[Path, ...] = ()
@@ -97,9 +100,12 @@ class Command:
         sigmas = self.sigmas or tuple(np.linspace(0, 0.5, 11).round(3).tolist())
         others = [LocalEnergy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = self.out or self._default_out()
+        if not self.layers:
+            out = result_file(self.out, self._default_out(), self.overwrite)
         profiles, code = self._profiles(sigmas)
         for layer, profile in profiles.items():
-            profile.save(out if not layer else out.with_name(f"{out.stem}-{layer}{out.suffix}"))
+            named = out.with_name(f"{out.stem}-{layer}{out.suffix}")
+            profile.save(result_file(None, named, self.overwrite) if layer else out)
         if self.figure is not None:
             _draw(profiles, self.figure)
         self._print(profiles, out)

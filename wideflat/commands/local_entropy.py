@@ -13,6 +13,7 @@ import torch
 import tyro
 
 from wideflat.commands import UsageError
+from wideflat.commands.results import result_file
 from wideflat.entropy import METHODS, LocalEntropy
 from wideflat.entropy.measure import Interrupted, local_entropy
 from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
@@ -60,6 +61,8 @@ class Command:
     """Sampler: seed."""
     out: MaybePath = None
     """Result file; local_entropy.npz beside the solutions when left out."""
+    overwrite: bool = False
+    """Replace a result that is there already; otherwise it stays, and the new one gets a number."""
     figure: MaybePath = None
     """Also draw the curves to this file (.png, .pdf, .svg)."""
     json: bool = False
@@ -73,7 +76,7 @@ class Command:
         weights, inputs, targets = read_solutions(source)
         if self.first is not None and weights.dim() == 3:
             weights = weights[: self.first]
-        out = self.out or source.with_name("local_entropy.npz")
+        out = result_file(self.out, source.with_name("local_entropy.npz"), self.overwrite)
         curve, code = self._compute(weights, inputs, targets)
         if code:  # a whole result that is there already stays
             out = out.with_suffix(".interrupted.npz")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as json_module
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,8 +16,11 @@ import tyro
 from wideflat import data as data_sets
 from wideflat.algorithms import ALGORITHMS, having
 from wideflat.commands import UsageError, usage
+from wideflat.commands.local_energy import named_function
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
+from wideflat.data.own import is_own, load_own
+from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
@@ -57,15 +61,22 @@ CHANGES = (
 )
 
 
+def one_of(words: str) -> Any:
+    """How the help shows an option with a few values, by default the preset's."""
+    return tyro.conf.arg(metavar=words, help_behavior_hint="")
+
+
 @dataclasses.dataclass
 class Command:
     """Train a row of Table 1 with any of the algorithms, or a setting of the committee machine.
 
     Started again, the same command goes on where it was stopped or killed, and ends with the same weights bit for bit.
-    Ctrl-C saves and stops. `wideflat presets` lists the presets.
+    Ctrl-C saves and stops. `wideflat presets` lists the presets. An option without a default here has the preset's.
 
     Examples:
       wideflat train cifar10-smallconvnet --data DIR
+      wideflat train cifar10-smallconvnet --algorithm esgd --data folder:photos --epochs 20
+      wideflat train cifar10-resnet18 --data npz:digits.npz --build my_project.nets:network
       wideflat train cifar10-smallconvnet --algorithm esgd --epochs 12 --seed 1
       wideflat train cifar10-resnet18 --algorithm rsgd --lr 0.03 --out runs/mine --snapshots 10 40
       wideflat train cifar10-resnet18 --stem cifar
@@ -79,69 +90,76 @@ class Command:
       wideflat train cifar10-smallconvnet --algorithm rsgd --fault-tolerant
     """
 
-    preset: Annotated[str, tyro.conf.Positional]
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")]
     """A row of Table 1 (cifar10-smallconvnet, ...) or a setting of Appendix B.1 (committee-sgd-fast, ...)."""
     algorithm: Annotated[
         AlgorithmName, tyro.conf.arg(help=f"{ALGORITHMS_HELP}. Not for committee-..., which name theirs.")
     ] = "sgd"
     seed: int = 0
     """Of everything random."""
-    epochs: int | None = None
+    epochs: MaybeInt = None
     """Length of the training; learning rate, gamma and period are rescaled with it."""
-    out: Path | None = None
+    out: MaybePath = None
     """The run directory; by default in runs/, named after the preset and what was changed."""
     resume: bool = True
     """Go on where the run stopped. --no-resume refuses a directory that holds a run already."""
-    data: Path | None = None
-    """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches."""
+    data: MaybePath = None
+    """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches. Or data of your own, trained on with
+    the preset's network and settings: folder:PATH (a folder for each class) or npz:FILE (x_train, y_train, ...)."""
+    build: MaybeText = None
+    """A network of your own: module:function, called with num_classes (and image_size, in_channels where it takes
+    them). Looked for in the current folder too."""
     allow_altered: bool = False
     """Take data files that are well-formed but not the published ones, such as recompressed copies."""
-    limit_data: int | None = None
+    limit_data: MaybeInt = None
     """Train and test on at most so many images each."""
 
     as_coded: bool = False
     """As the authors' program has it where that differs from the paper: `wideflat presets PRESET` says in what."""
-    stem: Literal["cifar", "imagenet"] | None = None
+    stem: Annotated[Literal["cifar", "imagenet"] | None, one_of("cifar|imagenet")] = None
     """How ResNet-18, ResNet-50 and DenseNet-121 begin: one 3x3 convolution, or a 7x7 one of stride 2 and a max pool."""
-    batch_size: int | None = None
+    batch_size: MaybeInt = None
     """Images in a mini-batch."""
-    lr: float | None = None
+    lr: MaybeFloat = None
     """eta, the initial learning rate (for esgd that of the outer loop)."""
-    optimizer: Literal["sgd", "rmsprop-tf", "rmsprop"] | None = None
+    optimizer: Annotated[Literal["sgd", "rmsprop-tf", "rmsprop"] | None, one_of("sgd|rmsprop-tf|rmsprop")] = None
     """Of the replicas and of the inner loop; rmsprop-tf is TensorFlow's form, rmsprop torch's."""
-    momentum: float | None = None
+    momentum: MaybeFloat = None
     """Momentum."""
-    weight_decay: float | None = None
+    weight_decay: MaybeFloat = None
     """Weight decay."""
-    num_replicas: int | None = None
+    num_replicas: MaybeInt = None
     """y, the number of replicas."""
-    start: Literal["independent", "one", "fork"] | None = None
+    start: Annotated[Literal["independent", "one", "fork"] | None, one_of("independent|one|fork")] = None
     """Where replicas start: at points of their own, at one, or as copies of one that was trained for some passes."""
-    fork_passes: int | None = None
+    fork_passes: MaybeInt = None
     """Of --start fork: passes over the data before the copies part; 3 by default."""
-    period: int | None = None
+    period: MaybeInt = None
     """K, iterations from one coupling of the replicas to the next."""
-    coupling: Literal["gradient", "proximal"] | None = None
+    coupling: Annotated[Literal["gradient", "proximal"] | None, one_of("gradient|proximal")] = None
     """How replicas attract each other: through the gradients, or by a step of its own, stable for any strength."""
-    inner_lr: float | None = None
+    inner_lr: MaybeFloat = None
     """eta', the learning rate of the inner loop."""
-    inner_steps: int | None = None
+    inner_steps: MaybeInt = None
     """L, the steps of the inner loop."""
-    epsilon: float | None = None
+    epsilon: MaybeFloat = None
     """Amplitude of the Langevin noise."""
-    alpha: float | None = None
+    alpha: MaybeFloat = None
     """Weight of the past in the running mean: of the inner loop, or of the weights (ema)."""
-    gamma0: float | Literal["auto"] | None = None
+    gamma0: Annotated[float | Literal["auto"] | None, tyro.conf.arg(metavar="FLOAT|auto", help_behavior_hint="")] = None
     """The first gamma, or auto."""
-    gamma_factor: float | None = None
+    gamma_factor: MaybeFloat = None
     """What gamma grows by over the training."""
-    rho: float | None = None
+    rho: MaybeFloat = None
     """Radius of the ball of SAM."""
-    augmentation: Literal["none", "standard", "autoaugment", "fast-autoaugment"] | None = None
+    augmentation: Annotated[
+        Literal["none", "standard", "autoaugment", "fast-autoaugment"] | None,
+        one_of("none|standard|autoaugment|fast-autoaugment"),
+    ] = None
     """What is done to the training images."""
-    pixel_mean: tuple[float, ...] | None = None
+    pixel_mean: MaybeFloats = None
     """What is subtracted from each channel, pixels being 0 to 1; by default the mean over the training set."""
-    pixel_std: tuple[float, ...] | None = None
+    pixel_std: MaybeFloats = None
     """What each channel is divided by; by default the standard deviation over the training set."""
 
     device: str = "auto"
@@ -165,11 +183,11 @@ class Command:
 
     fault_tolerant: bool = False
     """A job for each replica of rsgd; each may be killed and started again. Without --replica all run here."""
-    replica: int | None = None
+    replica: MaybeInt = None
     """With --fault-tolerant: train this replica alone, 0 to y - 1; the others are other jobs."""
-    lighthouse: str | None = None
+    lighthouse: MaybeText = None
     """With --fault-tolerant: address of torchft_lighthouse, http://HOST:29510; by default $TORCHFT_LIGHTHOUSE."""
-    host: str | None = None
+    host: MaybeText = None
     """With --fault-tolerant: name or address under which other machines reach this one."""
 
     restarts: int = 50
@@ -198,6 +216,8 @@ class Command:
         with usage():
             cell, changed = self._cell()
         name = f"{self.preset}-{self.algorithm}" + ("-as-coded" if self.as_coded else "")
+        if is_own(self.data):
+            name = f"{name}-{Path(str(self.data).partition(':')[2]).stem}"
         out = self._out(name, changed)
         if self.fault_tolerant and self.replica is None:
             return self._supervise(cell, out)
@@ -206,7 +226,12 @@ class Command:
     def _train(self, cell: Preset, out: Path) -> int:
         """Train in this process, in whatever company."""
         options = Options(**{field.name: getattr(self, field.name) for field in _shared(self, Options)})
-        images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
+        if is_own(self.data):
+            assert self.data is not None
+            images = load_own(self.data, cell.image_size)
+            cell = cell.with_data(images)
+        else:
+            images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
             self._say(f"{len(images.altered)} files of {images.name} are not the published ones (--allow-altered)")
         device = _device(self.device)
@@ -294,7 +319,7 @@ class Command:
         """Train a setting of the committee machine."""
         if self.preset not in committee_settings():
             raise UsageError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
-        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded")
+        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded", "build")
         unused = [name for name in options if getattr(self, name) not in (None, False)]
         if self.algorithm != Command.algorithm:
             unused = unused or ["algorithm"]
@@ -316,6 +341,10 @@ class Command:
         if self.fork_passes is not None and self.start != "fork":
             raise ValueError("--fork-passes is for --start fork")
         cell = dataclasses.replace(cell, **changed)
+        if self.build is not None:
+            named_function(self.build)  # there, or an error that says what is missing
+            cell = dataclasses.replace(cell, model=self.build, model_arguments=())
+            changed = {"build": self.build.replace(":", "."), **changed}
         if self.stem is not None:
             cell = cell.with_stem(self.stem)
             changed = {"stem": self.stem, **changed}
@@ -357,10 +386,12 @@ class Command:
             replicas = ", ".join(f"{100 * error:.2f}" for error in result["replica_test_errors"])
             print(f"  replicas {replicas} %, their ensemble {100 * result['ensemble_test_error']:.2f} %")
         whole = preset(cell.name, cell.algorithm)
-        if whole.paper_error is not None:
+        if whole.paper_error is not None and not is_own(self.data):
             spread = "" if whole.paper_spread is None else f" ± {whole.paper_spread:g}"
             same = cell == whole and not self.limit_data
             print(f"  paper: {whole.paper_error:.1f}{spread} %" + ("" if same else " (with the preset's own settings)"))
+        build = f" --build {self.build}" if self.build else ""
+        print(f"  next: wideflat local-energy {shlex.quote(str(path))}{build}")
 
 
 def _device(name: str) -> torch.device:

@@ -47,6 +47,7 @@ class ImageData:
         std: Standard deviation of each channel over the training part, in the same units.
         source: Where it was read from.
         altered: Files whose checksum is not the published one, where that was allowed.
+        digest: Of pixels and labels, for data that nobody has published.
 
     Example:
         >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
@@ -64,6 +65,7 @@ class ImageData:
     std: tuple[float, ...]
     source: str = ""
     altered: tuple[str, ...] = ()
+    digest: str = ""
 
     @classmethod
     def of(

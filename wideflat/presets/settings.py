@@ -13,6 +13,8 @@ from torch import nn
 from wideflat import algorithms
 from wideflat.checks import number, shown, whole
 from wideflat.data.catalogue import FACTS
+from wideflat.data.images import ImageData
+from wideflat.data.own import OWN
 from wideflat.presets.networks import chosen_network, listed_network
 from wideflat.schedules import Schedule
 
@@ -72,7 +74,8 @@ class Preset:
     Args:
         name: The row: data set and architecture.
         algorithm: The column, or another of :data:`ALGORITHMS`.
-        dataset: ``cifar10``, ``cifar100``, ``tiny-imagenet``, ``fashion-mnist`` or ``dress-coat``.
+        dataset: ``cifar10``, ``cifar100``, ``tiny-imagenet``, ``fashion-mnist`` or ``dress-coat``; ``folder``, ``npz``
+            or ``own`` for data of your own (:mod:`wideflat.data.own`).
         model: A function of :mod:`wideflat.models`, or ``module:function`` for your own; called with ``num_classes``.
         model_arguments: More arguments of that function, as (name, value) pairs.
         num_classes: Number of classes.
@@ -85,8 +88,8 @@ class Preset:
         pixel_std: What each channel is divided by; None for the training set's deviation.
         epochs: Length of the training; see :mod:`wideflat.presets`.
         batch_size: Images in a mini-batch, of one replica.
-        optimizer: ``sgd``, ``rmsprop-tf`` (:class:`wideflat.rmsprop.TensorFlowRMSprop`) or ``rmsprop`` (torch's, which
-            runs of earlier versions have), of every replica and of the inner loop.
+        optimizer: ``sgd``, ``rmsprop-tf`` (:class:`wideflat.baselines.TensorFlowRMSprop`) or ``rmsprop`` (torch's,
+            which runs of earlier versions have), of every replica and of the inner loop.
         lr: The initial learning rate eta (of the outer loop for Entropy-SGD).
         schedule: What ``lr`` is multiplied with over the training.
         momentum: Momentum, of both loops for Entropy-SGD.
@@ -180,7 +183,7 @@ class Preset:
     def __post_init__(self) -> None:
         for field, known in CHOICES.items():
             one_of(field, getattr(self, field), known)
-        one_of("dataset", self.dataset, FACTS)
+        one_of("dataset", self.dataset, (*FACTS, *OWN))
         algorithms.check(self)
         for field, most in COUNTS.items():
             whole(field, getattr(self, field), 1, most)
@@ -216,10 +219,12 @@ class Preset:
 
     def _check_pixels(self) -> None:
         for field in ("pixel_mean", "pixel_std"):
-            value, channels = getattr(self, field), FACTS[self.dataset].channels
-            if value is not None and (len(value) != channels or not all(number > 0 for number in value)):
+            value, facts = getattr(self, field), FACTS.get(self.dataset)
+            channels = (1, 3) if facts is None else (facts.channels,)  # data of one's own are grey or in colour
+            if value is not None and (len(value) not in channels or not all(number > 0 for number in value)):
+                count = " or ".join(map(str, channels))
                 raise ValueError(
-                    f"{field} must have a number > 0 for each of the {channels} channels of {self.dataset}, got {value}"
+                    f"{field} must have a number > 0 for each of the {count} channels of {self.dataset}, got {value}"
                 )
 
     # ---- what follows from the fields
@@ -266,6 +271,24 @@ class Preset:
             epochs=epochs,
             schedule=self.schedule.rescaled(epochs),
             period_changes=tuple((epoch * scale, period) for epoch, period in self.period_changes),
+        )
+
+    def with_data(self, data: ImageData) -> Preset:
+        """The same training on data of your own: as many classes and channels as these have.
+
+        Args:
+            data: What :func:`wideflat.data.from_folder` and its like give.
+        """
+        kind = data.name.partition(":")[0]
+        others = tuple(pair for pair in self.model_arguments if pair[0] != "in_channels")
+        known = inspect.signature(self._constructor()).parameters
+        channels = (("in_channels", data.channels),) if "in_channels" in known and data.channels != 3 else ()
+        return dataclasses.replace(
+            self,
+            dataset=kind if kind in OWN else "own",
+            num_classes=data.num_classes,
+            model_arguments=(*others, *channels),
+            notes=(*self.notes, ("dataset", "data of one's own: the settings are those of another data set")),
         )
 
     def with_stem(self, stem: str) -> Preset:

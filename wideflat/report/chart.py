@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from wideflat.files import atomic_write
+from wideflat.report.palette import Look, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "Chart", "Series"]
+__all__ = ["Chart", "Series", "scatter"]
 
 Values: TypeAlias = "Sequence[float] | np.ndarray"
 
-#: A palette that colour-blind readers can tell apart (Okabe and Ito), readable on white and on black.
-COLORS = ("#1f83c9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c8c00", "#888888")
+#: What matplotlib calls the lines and points of a look.
+_STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D"}
 
 #: The colour of axes and text in a drawing; in the page it becomes the colour of the page's own text.
 _FOREGROUND = "#1a1b1c"
@@ -40,6 +43,12 @@ class Series:
         y: Ordinates, or the values of a distribution. NaN leaves a gap.
         error: Half-width of the error bar or band at each point, if there is one.
         x_error: Half-width of the horizontal error bar at each point (points only).
+        n: How many values each point (or the whole series) is made of, if it is known. Of a distribution: its length.
+        names: What each point is called when one asks it, such as the name of a network.
+
+    Example:
+        >>> Series("eSGD", [0, 1], [0, 2], n=3).legend, Series("SGD", [0, 1], [0, 2], n=[3, 2]).legend
+        ('eSGD (n = 3)', 'SGD (n = 2 to 3)')
     """
 
     label: str
@@ -47,6 +56,23 @@ class Series:
     y: Values
     error: Values | None = None
     x_error: Values | None = None
+    n: int | Sequence[int] | None = None
+    names: Sequence[str] = ()
+
+    @property
+    def counts(self) -> list[int | None]:
+        """N at each point."""
+        if self.n is None or isinstance(self.n, int):
+            return [self.n] * len(self.y)
+        return list(self.n)
+
+    @property
+    def legend(self) -> str:
+        """The label with n."""
+        known = sorted({count for count in self.counts if count is not None})
+        if not known:
+            return self.label
+        return f"{self.label} (n = {known[0]}{f' to {known[-1]}' if len(known) > 1 else ''})"
 
 
 @dataclass
@@ -59,18 +85,20 @@ class Chart:
         x_label: Name (and unit) of the horizontal axis.
         y_label: Name (and unit) of the vertical axis.
         series: What is drawn, in the order of the legend.
-        kind: ``"line"`` (with a band for the error), ``"points"`` (with error bars), or ``"distribution"`` (every
-            value as a point beside mean and standard deviation, one column a series).
+        kind: ``"line"`` (with a band for the error), ``"step"`` (the same for what changes at once, such as a learning
+            rate), ``"points"`` (with error bars), or ``"distribution"`` (every value as a point beside mean and
+            standard deviation, one column a series).
         caption: A sentence or two for under the figure: what is seen, n, what the error is.
+        error_label: What the error of a point is, for its table and for those who ask a point.
         x_scale: ``"linear"`` or ``"log"``.
         y_scale: ``"linear"`` or ``"log"``.
 
     Example:
         >>> chart = Chart("profile", "Local energy", "sigma", "dE", [Series("SGD", [0, 1], [0, 2], error=[0, 0.5])])
         >>> print(chart.csv())
-        series,x,y,error,x_error
-        SGD,0,0,0,
-        SGD,1,2,0.5,
+        series,x,y,error,x_error,n
+        SGD,0,0,0,,
+        SGD,1,2,0.5,,
         >>> "<svg" in chart.svg()
         True
     """
@@ -80,8 +108,9 @@ class Chart:
     x_label: str
     y_label: str
     series: list[Series] = field(default_factory=list)
-    kind: Literal["line", "points", "distribution"] = "line"
+    kind: Literal["line", "step", "points", "distribution"] = "line"
     caption: str = ""
+    error_label: str = "error"
     x_scale: str = "linear"
     y_scale: str = "linear"
 
@@ -93,29 +122,39 @@ class Chart:
         """The table behind the figure, one row a point."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["series", "x", "y", "error", "x_error"])
+        writer.writerow(["series", "x", "y", "error", "x_error", "n"])
         for row in self.rows():
             writer.writerow(row)
         return text.getvalue()
 
     def rows(self) -> Iterable[list[object]]:
-        """Rows (series, x, y, error, x_error); empty strings where there is nothing."""
+        """Rows (series, x, y, error, x_error, n); empty strings where there is nothing."""
         for series in self.series:
-            n = len(series.y)
-            empty: list[object] = [""] * n
+            empty: list[Any] = [""] * len(series.y)
             columns = [series.x if len(series.x) else empty, series.y, series.error, series.x_error]
-            for values in zip(*(empty if column is None else column for column in columns), strict=True):
-                yield [series.label, *(value if value == "" else f"{float(value):.8g}" for value in values)]
+            numbers = ["" if count is None else count for count in series.counts]
+            for *values, n in zip(*(empty if column is None else column for column in columns), numbers, strict=True):
+                yield [series.label, *(value if value == "" else f"{float(value):.8g}" for value in values), n]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no point to draw."""
+        return not any(math.isfinite(float(value)) for series in self.series for value in series.y)
+
+    def looks(self) -> list[Look]:
+        """How each series is drawn."""
+        return looks([series.label for series in self.series])
 
     def draw(self, ax: Axes, legend: bool = True) -> None:
         """Draw into matplotlib axes."""
-        for index, series in enumerate(self.series):
-            color = COLORS[index % len(COLORS)]
-            getattr(self, f"_draw_{self.kind}")(ax, index, series, color)
+        draw = {"distribution": self._draw_distribution, "points": self._draw_points}.get(self.kind, self._draw_line)
+        for index, (series, look) in enumerate(zip(self.series, self.looks(), strict=True)):
+            draw(ax, index, series, look)
         ax.set_xlabel(self.x_label)
         ax.set_ylabel(self.y_label)
         if self.kind == "distribution":
-            ax.set_xticks(range(len(self.series)), [series.label for series in self.series])
+            names = [f"{series.label}\nn = {len(series.y)}" for series in self.series]
+            ax.set_xticks(range(len(self.series)), names)
         else:
             ax.set_xscale(self.x_scale)
             if legend and len(self.series) > 1:
@@ -125,38 +164,45 @@ class Chart:
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.set_axisbelow(True)
 
-    def _draw_line(self, ax: Axes, index: int, series: Series, color: str) -> None:
-        x, y = np.asarray(series.x, float), np.asarray(series.y, float)
-        marker = "o" if len(x) <= 40 else ""
-        (line,) = ax.plot(x, y, color=color, marker=marker, markersize=3.5, linewidth=1.6, label=series.label)
+    def _draw_line(self, ax: Axes, index: int, series: Series, look: Look) -> None:
+        x, y, color = np.asarray(series.x, float), np.asarray(series.y, float), look.color
+        step: Literal["post"] | None = "post" if self.kind == "step" else None
+        marker = _MARKERS[look.symbol] if len(x) <= 40 and not step else ""
+        style: dict[str, Any] = {
+            "color": color,
+            "linestyle": _STYLES[look.dash],
+            "drawstyle": "steps-post" if step else "default",
+        }
+        (line,) = ax.plot(x, y, marker=marker, markersize=3.5, linewidth=1.6, label=series.legend, **style)
         line.set_gid(f"{self.name}-series-{index}-line")
         if series.error is not None:
             error = np.asarray(series.error, float)
-            band = ax.fill_between(x, y - error, y + error, color=color, alpha=0.2, linewidth=0)
+            band = ax.fill_between(x, y - error, y + error, color=color, alpha=0.2, linewidth=0, step=step)
             band.set_gid(f"{self.name}-series-{index}-band")
 
-    def _draw_points(self, ax: Axes, index: int, series: Series, color: str) -> None:
+    def _draw_points(self, ax: Axes, index: int, series: Series, look: Look) -> None:
+        color = look.color
         if series.error is not None or series.x_error is not None:
             bars = ax.errorbar(
                 series.x, series.y, yerr=series.error, xerr=series.x_error, fmt="none", ecolor=color, elinewidth=1
             )
             for number, artist in enumerate(bars.get_children()):
                 artist.set_gid(f"{self.name}-series-{index}-bar-{number}")
-        points = ax.scatter(series.x, series.y, s=26, color=color, label=series.label, zorder=3)
+        points = ax.scatter(
+            series.x, series.y, s=26, color=color, marker=_MARKERS[look.symbol], label=series.legend, zorder=3
+        )
         points.set_gid(f"{self.name}-series-{index}-points")
 
-    def _draw_distribution(self, ax: Axes, index: int, series: Series, color: str) -> None:
+    def _draw_distribution(self, ax: Axes, index: int, series: Series, look: Look) -> None:
         values = np.asarray(series.y, float)
         values = values[np.isfinite(values)]
         if not len(values):
             return
-        spread = np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else np.zeros(1)
-        order = np.argsort(np.argsort(np.random.default_rng(0).random(len(values))))  # scatter, the same every time
-        points = ax.scatter(index + spread[order], values, s=14, color=color, alpha=0.55, linewidth=0)
+        points = ax.scatter(index + scatter(len(values)), values, s=14, color=look.color, alpha=0.55, linewidth=0)
         points.set_gid(f"{self.name}-series-{index}-points")
-        deviation = values.std(ddof=1) if len(values) > 1 else 0.0
+        deviation = [values.std(ddof=1)] if len(values) > 1 else None
         bars = ax.errorbar(
-            [index + 0.3], [values.mean()], yerr=[deviation], fmt="D", color=color, markersize=5, capsize=4
+            [index + 0.3], [values.mean()], yerr=deviation, fmt="D", color=look.color, markersize=5, capsize=4
         )
         for number, artist in enumerate(bars.get_children()):
             artist.set_gid(f"{self.name}-series-{index}-mean-{number}")
@@ -209,3 +255,9 @@ class Chart:
             with atomic_write(path, "wb") as binary:
                 binary.write(image.getvalue())
         return paths
+
+
+def scatter(count: int) -> np.ndarray:
+    """Where the points of a distribution lie beside its middle: apart, and the same every time."""
+    spread = np.linspace(-0.18, 0.18, count) if count > 1 else np.zeros(count)
+    return spread[np.argsort(np.argsort(np.random.default_rng(0).random(count)))]

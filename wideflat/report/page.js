@@ -1,113 +1,148 @@
 "use strict";
-// Toggles, zoom and downloads of the figures. The page is complete and readable without this script.
-for (const figure of document.querySelectorAll("figure[data-name]")) {
+// Draws the figures with plotly: hover, zoom of the axes, series that go and come. The page can be read without it.
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const LIGHT = { ink: "#1c1e21", paper: "#ffffff", grid: "#e6e8ec", line: "#8a9099" };
+const colours = () => ({ ink: css("--ink"), paper: css("--paper"), grid: css("--grid"), line: css("--quiet") });
+const coarse = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, it does not draw a box
+
+function dressed(layout, colour) {
+  const font = { family: 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif', size: 13, color: colour.ink };
+  const axis = (old) => ({ ...old, gridcolor: colour.grid, linecolor: colour.line, tickcolor: colour.line });
+  return {
+    ...layout, font, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), dragmode: coarse ? false : layout.dragmode,
+    hoverlabel: { bgcolor: colour.paper, bordercolor: colour.line, font: { ...font, color: colour.ink } },
+  };
+}
+
+async function unpack(element) {
+  const bytes = Uint8Array.from(atob(element.textContent), (letter) => letter.charCodeAt(0));
+  const script = document.createElement("script");
+  script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+  element.remove();
+}
+
+function save(blob, file) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = file;
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+async function enliven(figure) {
   const name = figure.dataset.name;
   const plot = figure.querySelector(".plot");
-  const svg = plot.querySelector("svg");
-  const home = svg.getAttribute("viewBox").trim().split(/\s+/).map(Number);
-  let view = home.slice();
+  const live = figure.querySelector(".live");
+  const given = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
+  const home = JSON.stringify(given.layout);
+  const logButton = figure.querySelector('button[data-action="log"]');
+  figure.classList.add("drawn");
+  await Plotly.newPlot(live, given.data, dressed(given.layout, colours()), { displayModeBar: false, responsive: true, showTips: false });
 
-  const show = () => svg.setAttribute("viewBox", view.join(" "));
-  const clamp = () => {
-    view[2] = Math.min(view[2], home[2]);
-    view[3] = Math.min(view[3], home[3]);
-    view[0] = Math.max(home[0], Math.min(view[0], home[0] + home[2] - view[2]));
-    view[1] = Math.max(home[1], Math.min(view[1], home[1] + home[3] - view[3]));
+  const traces = (test) => given.data.map((trace, i) => (test(trace.meta) ? i : -1)).filter((i) => i >= 0);
+  const span = () => Object.fromEntries(["xaxis", "yaxis"].map((axis) => [axis, live._fullLayout[axis].range.slice()]));
+  const fixed = JSON.parse(home).xaxis.range; // of a distribution: its columns stay where they are
+  const everything = () => ({ "yaxis.autorange": true, ...(fixed ? { "xaxis.range": fixed.slice() } : { "xaxis.autorange": true }) });
+  const shift = (change) => {
+    const ranges = span();
+    return Plotly.relayout(live, { "xaxis.range": change(ranges.xaxis, 0), "yaxis.range": change(ranges.yaxis, 1) });
   };
-  const zoom = (factor, x = 0.5, y = 0.5) => {
-    const width = Math.max(view[2] * factor, home[2] / 20);
-    const height = Math.max(view[3] * factor, home[3] / 20);
-    view = [view[0] + (view[2] - width) * x, view[1] + (view[3] - height) * y, width, height];
-    clamp();
-    show();
-  };
-  const move = (x, y) => {
-    view[0] += x * view[2];
-    view[1] += y * view[3];
-    clamp();
-    show();
-  };
-  const reset = () => {
-    view = home.slice();
-    show();
-  };
+  const zoom = (factor) => shift(([low, high]) => {
+    const middle = (low + high) / 2, half = ((high - low) / 2) * factor;
+    return [middle - half, middle + half];
+  });
+  const move = (...parts) => shift(([low, high], which) => [low, high].map((end) => end + parts[which] * (high - low)));
+  const reset = () => Plotly.relayout(live, everything());
 
-  plot.addEventListener("keydown", (event) => {
-    const actions = {
-      "+": () => zoom(0.8), "=": () => zoom(0.8), "-": () => zoom(1.25), "0": reset,
-      ArrowLeft: () => move(-0.1, 0), ArrowRight: () => move(0.1, 0), ArrowUp: () => move(0, -0.1), ArrowDown: () => move(0, 0.1),
-    };
-    if (event.key in actions && !event.ctrlKey && !event.metaKey && !event.altKey) {
-      actions[event.key]();
-      event.preventDefault();
-    }
+  // Zero and less are nowhere on a logarithmic axis: a band that reaches there ends a tenth below the curve's lowest point.
+  const bands = traces((meta) => meta.part === "band");
+  const unclipped = bands.map((i) => given.data[i].y.slice());
+  const clipped = bands.map((i) => {
+    const curve = given.data.find((trace) => trace.meta.series === given.data[i].meta.series && trace.meta.part === "line");
+    const floor = Math.min(...curve.y.filter((value) => value > 0)) / 10;
+    return given.data[i].y.map((value) => Math.max(value, floor));
   });
-  plot.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && document.activeElement !== plot) return;
-    const box = plot.getBoundingClientRect();
-    zoom(event.deltaY < 0 ? 0.85 : 1 / 0.85, (event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
-    event.preventDefault();
-  }, { passive: false });
-  let drag = null;
-  plot.addEventListener("pointerdown", (event) => {
-    if (event.pointerType === "mouse") drag = [event.clientX, event.clientY];
-  });
-  plot.addEventListener("pointermove", (event) => {
-    if (!drag) return;
-    const box = plot.getBoundingClientRect();
-    move((drag[0] - event.clientX) / box.width, (drag[1] - event.clientY) / box.height);
-    drag = [event.clientX, event.clientY];
-  });
-  for (const end of ["pointerup", "pointerleave"]) plot.addEventListener(end, () => { drag = null; });
+  const setLog = async (on) => {
+    logButton.setAttribute("aria-pressed", String(on));
+    if (bands.length) await Plotly.restyle(live, { y: on ? clipped : unclipped }, bands);
+    await Plotly.relayout(live, { "yaxis.type": on ? "log" : "linear", "yaxis.tickformat": on ? "~g" : "", "yaxis.nticks": on ? 6 : 0, ...everything() });
+  };
+  if (given.layout.yaxis.type === "log" && bands.length) await setLog(true);
 
-  const save = (blob, ending) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `${name}.${ending}`;
-    document.body.append(link);
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  const picture = (format) => {
+    const layout = { ...dressed(live.layout, LIGHT), paper_bgcolor: "#ffffff", showlegend: given.data.some((t) => t.meta.part === "line" || t.meta.part === "points"),
+      title: { text: figure.querySelector("h3").textContent, font: { size: 15 } }, margin: { ...live.layout.margin, t: 44 } };
+    return Plotly.toImage({ data: live.data, layout }, { format, width: 800, height: 500, scale: format === "png" ? 2 : 1 });
   };
-  const picture = () => {
-    const copy = svg.cloneNode(true);
-    copy.setAttribute("viewBox", home.join(" "));
-    copy.setAttribute("style", `color:#1a1b1c;background:#ffffff;font-family:sans-serif`);
-    for (const element of copy.querySelectorAll("[hidden]")) element.remove();
-    return new XMLSerializer().serializeToString(copy);
+  const blobOf = (url) => {
+    const comma = url.indexOf(","), head = url.slice(5, comma), body = url.slice(comma + 1);
+    const bytes = head.endsWith(";base64") ? Uint8Array.from(atob(body), (letter) => letter.charCodeAt(0)) : decodeURIComponent(body);
+    return new Blob([bytes], { type: head.split(";")[0] });
   };
-  const savers = {
-    svg: () => save(new Blob([picture()], { type: "image/svg+xml" }), "svg"),
-    csv: () => save(new Blob([figure.querySelector("script[type='text/csv']").textContent.trim().replaceAll("<\\/", "</") + "\n"], { type: "text/csv" }), "csv"),
-    png: () => {
-      const image = new Image();
-      image.onload = () => {
-        const canvas = document.createElement("canvas");
-        const scale = 1600 / home[2];
-        canvas.width = 1600;
-        canvas.height = Math.round(home[3] * scale);
-        const context = canvas.getContext("2d");
-        context.fillStyle = "#ffffff";
-        context.fillRect(0, 0, canvas.width, canvas.height);
-        context.drawImage(image, 0, 0, canvas.width, canvas.height);
-        canvas.toBlob((blob) => save(blob, "png"), "image/png");
-      };
-      image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(picture());
+  const actions = {
+    in: () => zoom(0.7), out: () => zoom(1 / 0.7), reset,
+    log: () => setLog(logButton.getAttribute("aria-pressed") !== "true"),
+    svg: async () => save(blobOf(await picture("svg")), `${name}.svg`),
+    png: async () => save(blobOf(await picture("png")), `${name}.png`),
+    csv: () => {
+      const text = figure.querySelector('script[type="text/csv"]').textContent.trim().replaceAll("<\\/", "</") + "\n";
+      save(new Blob([text], { type: "text/csv" }), `${name}.csv`);
     },
   };
-  const actions = { in: () => zoom(0.7), out: () => zoom(1 / 0.7), reset, ...savers };
   for (const button of figure.querySelectorAll("button[data-action]")) {
     button.addEventListener("click", () => actions[button.dataset.action]());
   }
+  plot.addEventListener("keydown", (event) => {
+    const keys = {
+      "+": () => zoom(0.8), "=": () => zoom(0.8), "-": () => zoom(1.25), "0": reset,
+      ArrowLeft: () => move(-0.1, 0), ArrowRight: () => move(0.1, 0), ArrowUp: () => move(0, 0.1), ArrowDown: () => move(0, -0.1),
+    };
+    if (event.key in keys && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      keys[event.key]();
+      event.preventDefault();
+    }
+  });
   for (const button of figure.querySelectorAll("button[data-series]")) {
-    button.addEventListener("click", () => {
+    button.addEventListener("click", async () => {
       const visible = button.getAttribute("aria-pressed") !== "true";
       button.setAttribute("aria-pressed", String(visible));
-      for (const element of svg.querySelectorAll(`[id^="${name}-series-${button.dataset.series}-"]`)) {
-        element.toggleAttribute("hidden", !visible);
-      }
+      const mine = traces((meta) => meta.series === Number(button.dataset.series));
+      await Plotly.update(live, { visible }, everything(), mine);
     });
   }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    Plotly.relayout(live, dressed(live.layout, colours()));
+  });
   figure.querySelector(".tools").hidden = false;
   figure.dataset.ready = "true";
 }
+
+function explain() {
+  const tip = document.getElementById("tip");
+  const hide = () => { tip.hidden = true; };
+  for (const term of document.querySelectorAll(".term")) {
+    const show = () => {
+      tip.textContent = document.getElementById(term.getAttribute("aria-describedby")).textContent;
+      tip.hidden = false;
+      const word = term.getBoundingClientRect(), box = tip.getBoundingClientRect();
+      const below = word.bottom + 6 + box.height < innerHeight;
+      tip.style.left = `${Math.max(8, Math.min(word.left, innerWidth - box.width - 8))}px`;
+      tip.style.top = `${below ? word.bottom + 6 : word.top - 6 - box.height}px`;
+    };
+    for (const start of ["mouseenter", "focus"]) term.addEventListener(start, show);
+    for (const end of ["mouseleave", "blur"]) term.addEventListener(end, hide);
+    term.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+  }
+}
+
+(async () => {
+  explain();
+  const packed = document.getElementById("plotly");
+  if (!packed || typeof DecompressionStream === "undefined") return;
+  await unpack(packed);
+  for (const figure of document.querySelectorAll("figure[data-name]")) await enliven(figure);
+  document.documentElement.dataset.ready = "true";
+})();

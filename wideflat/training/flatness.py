@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wideflat.data import Augmentation, ImageData, load
+from wideflat.data import Augmentation, DataError, ImageData, load
+from wideflat.data.own import is_own, load_own
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
 from wideflat.presets import Preset
@@ -163,6 +164,28 @@ def images_of_run(run: Run, folder: str | os.PathLike[str] | None = None) -> Ima
     about = run.config["data"]
     if folder is None:
         sources = [row.get("data_source") for row in run.metrics("environment")]
-        folder = next((source for source in reversed(sources) if source and Path(source).exists()), None)
-    data = load(about["name"], folder, allow_altered=about["altered"])
+        folder = next((source for source in reversed(sources) if source and _is_there(source)), None)
+    if "digest" in about:
+        data = _own_images(run, folder)
+    else:
+        data = load(about["name"], folder, allow_altered=about["altered"])
     return data.limited(run.config["options"]["limit_data"])
+
+
+def _is_there(source: str) -> bool:
+    return Path(source.partition(":")[2] if is_own(source) else source).exists()
+
+
+def _own_images(run: Run, place: str | os.PathLike[str] | None) -> ImageData:
+    """The user's own images that a run was trained on, and no others."""
+    about = run.config["data"]
+    if not is_own(place):
+        raise DataError(
+            f"{run.path} was trained on data of your own ({about['name']}), which is not where it was: say where it is "
+            "now, with --data folder:PATH or --data npz:FILE"
+        )
+    assert place is not None
+    data = load_own(place, Preset.from_dict(run.config["experiment"]).image_size)
+    if data.digest != about["digest"]:
+        raise DataError(f"{place} is not what {run.path} was trained on: its images or labels have changed")
+    return data

@@ -127,14 +127,21 @@ def train_in(
             record.snapshot(training, {"epoch": 0})
         with record.reasons(training):
             _Loop(training, record, reporting_).run()
-        result = record.finish(training)
-        record.tell(f"finished {record.path}: test error {100 * result['test_error']:.2f} %")
+        record.finish(training)
+        record.tell(f"finished {record.path}")
         return record.run
 
 
 def configuration(preset: Preset, data: ImageData, options: Options) -> dict[str, Any]:
     """All that decides what a training comes to: the configuration of its run."""
-    about = {"name": data.name, "train": len(data.train), "test": len(data.test), "altered": bool(data.altered)}
+    about: dict[str, Any] = {
+        "name": data.name,
+        "train": len(data.train),
+        "test": len(data.test),
+        "altered": bool(data.altered),
+    }
+    if data.digest:  # of data that nobody has published
+        about["digest"] = data.digest
     return {"experiment": preset.to_dict(), "options": dataclasses.asdict(options), "data": about}
 
 

@@ -39,7 +39,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from wideflat.checks import shown
+from wideflat.checks import shown, whole
 from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold
 from wideflat.presets import Preset
@@ -362,8 +362,9 @@ class Run:
         The configuration on disk names networks of this package only. A network of your own is made by your function.
 
         Args:
-            build: A function that returns the network; of what is on disk it gets at most ``num_classes``, if it has
-                such an argument. By default what this run was created with, and what its configuration names.
+            build: A function that returns the network; of what is on disk it gets at most ``num_classes``,
+                ``image_size`` and ``in_channels``, if it has such arguments. By default what this run was created
+                with, and what its configuration names.
 
         Example:
             >>> import tempfile
@@ -376,10 +377,14 @@ class Run:
         build = build or self.build
         if build is None:
             return experiment.build_model()
-        classes = (
-            {"num_classes": experiment.num_classes} if "num_classes" in inspect.signature(build).parameters else {}
-        )
-        model = build(**classes)
+        channels = dict(experiment.model_arguments).get("in_channels", 3)
+        facts = {
+            "num_classes": experiment.num_classes,
+            "image_size": experiment.image_size,
+            "in_channels": whole("in_channels", channels, 1),
+        }
+        known = inspect.signature(build).parameters
+        model = build(**{name: value for name, value in facts.items() if name in known})
         if not isinstance(model, nn.Module):
             raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")
         return model

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import wideflat
-from wideflat.rmsprop import TensorFlowRMSprop
+from wideflat.baselines.rmsprop import TensorFlowRMSprop
 
 
 def twin(w, gradients, lr, alpha, eps, weight_decay, momentum):

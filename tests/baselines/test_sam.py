@@ -1,4 +1,4 @@
-"""Lookahead, EASGD, Parle and SAM against their definitions and their peers."""
+"""SAM against its definition and its peer."""
 
 import copy
 import pickle
@@ -6,115 +6,10 @@ import pickle
 import pytest
 import pytorch_optimizer
 import torch
+from small_regression import loss_of, make_model, same, step
 from torch import nn
 
 import wideflat
-
-
-def make_model():
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-
-
-def loss_of(model, t):
-    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(t))
-    return (model(x) - x.sum(1, keepdim=True)).square().mean()
-
-
-def step(opt, model, t):
-    def closure():
-        opt.zero_grad()
-        loss = loss_of(model, t)
-        loss.backward()
-        return loss
-
-    return opt.step(closure)
-
-
-def same(ours, theirs, **tolerance):
-    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), **tolerance)
-
-
-def test_lookahead_equals_its_peer():
-    torch.manual_seed(0)
-    ours = make_model()
-    theirs = copy.deepcopy(ours)
-    fast = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
-    opt = wideflat.Lookahead(ours.parameters(), lr=0.6, inner_lr=0.05, inner_steps=4, **fast)
-    peer = pytorch_optimizer.Lookahead(
-        torch.optim.SGD(theirs.parameters(), lr=0.05, **fast), k=4, alpha=0.6, pullback_momentum="reset"
-    )
-    for t in range(10):
-        step(opt, ours, t)
-        step(peer, theirs, t)
-        same(ours, theirs)
-
-
-def naive_easgd(w, gradients, center, lr, strength, rate):
-    y = len(w)
-    new = [a - lr * (g + strength * (a - center)) for a, g in zip(w, gradients, strict=True)]
-    return new, center + rate * (sum(w) / y - center)
-
-
-def test_easgd_equals_its_definition():
-    torch.manual_seed(0)
-    replicas = wideflat.Replicas(lambda: nn.Linear(3, 1, bias=False).double(), 3)
-    opt = torch.optim.SGD(replicas.parameters(), lr=0.1)
-    coupling = wideflat.EASGD(replicas, rate=0.7, period=2, gamma=0.4)
-    w = [model.weight.detach().clone() for model in replicas]
-    center = sum(w) / 3
-    for t in range(6):
-        opt.zero_grad()
-        sum(loss_of(model, t) for model in replicas).backward()
-        gradients = [model.weight.grad.clone() for model in replicas]
-        coupling.couple()
-        opt.step()
-        if (t + 1) % 2 == 0:
-            w, center = naive_easgd(w, gradients, center, 0.1, 0.8, 0.7)
-        else:
-            w = [a - 0.1 * g for a, g in zip(w, gradients, strict=True)]
-        torch.testing.assert_close([model.weight.detach() for model in replicas], w)
-        torch.testing.assert_close(coupling.center[0], center)
-    again = wideflat.EASGD(replicas, rate=0.1, period=5)
-    again.load_state_dict(copy.deepcopy(coupling.state_dict()))
-    assert torch.equal(again.center[0], coupling.center[0])
-    assert (again.rate, again.period, again.calls, again.gamma) == (0.7, 2, 6, 0.4)
-    with pytest.raises(ValueError, match="rate must be above 0"):
-        wideflat.EASGD(replicas, rate=0.0)
-
-
-def test_easgd_with_a_center_without_inertia_is_replicated_sgd_with_one_step_delay():
-    torch.manual_seed(0)
-    replicas = wideflat.Replicas(make_model, 2)
-    other = copy.deepcopy(replicas)
-    wideflat.EASGD(replicas, rate=1.0, period=1, gamma=0.5).couple()  # the center starts at the barycenter
-    wideflat.ReplicaCoupling(other, period=1, gamma=0.5).couple()
-    torch.testing.assert_close([p.grad for p in replicas.parameters()], [p.grad for p in other.parameters()])
-
-
-def test_parle_is_entropy_sgd_with_a_pull_at_the_outer_steps():
-    torch.manual_seed(0)
-    replicas = wideflat.Replicas(make_model, 2)
-    naive = copy.deepcopy(replicas)
-    settings = {"lr": 0.8, "inner_lr": 0.05, "inner_steps": 3, "gamma": 0.2, "epsilon": 0.0, "momentum": 0.9}
-    opt = wideflat.EntropySGD(replicas.parameters(), **settings)
-    coupling = wideflat.Parle(replicas, opt, gamma=0.5)
-    separate = [wideflat.EntropySGD(model.parameters(), **settings) for model in naive]
-    for t in range(7):
-        opt.zero_grad()
-        sum(loss_of(model, t) for model in replicas).backward()
-        opt.step()
-        coupling.couple()
-        for model, alone in zip(naive, separate, strict=True):
-            step(alone, model, t)
-        if (t + 1) % 3 == 0:
-            s = 0.8 * 0.5
-            for p, q in zip(*(list(model.parameters()) for model in naive), strict=True):
-                center = (p + q).detach() / 2
-                p.data = (p.data + s * center) / (1 + s)
-                q.data = (q.data + s * center) / (1 + s)
-        same(replicas, naive)
-    with pytest.raises(TypeError, match="that EntropySGD trains, got SGD"):
-        wideflat.Parle(replicas, torch.optim.SGD(replicas.parameters()))
 
 
 def test_sam_equals_its_peer():
