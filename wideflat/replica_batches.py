@@ -9,12 +9,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from wideflat.checks import shown, whole
-from wideflat.seeds import derive_seed
+from wideflat.seeds import as_seed, derive_seed
 
 __all__ = ["ReplicaBatches"]
-
-#: Seeds lie between this and its negative.
-MOST_SEED = 2**64
 
 
 class ReplicaBatches:
@@ -45,7 +42,7 @@ class ReplicaBatches:
                 "replicas shuffle the data each in its own way, which takes a data set with indices and a batch size; "
                 "for streams make a loader for each replica, and zip(*loaders)"
             )
-        self.loader, self.num_replicas, self.seed = loader, num_replicas, whole("seed", seed, -MOST_SEED, MOST_SEED)
+        self.loader, self.num_replicas, self.seed = loader, num_replicas, as_seed(seed)
         self.epoch = 0
         self.position = 0
 
@@ -97,6 +94,5 @@ class ReplicaBatches:
             raise ValueError(
                 f"the saved batches are for {state_dict['num_replicas']} replicas, these for {self.num_replicas}"
             )
-        seed = whole("seed", state_dict["seed"], -MOST_SEED, MOST_SEED)
         self.epoch, self.position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
-        self.seed = seed
+        self.seed = as_seed(state_dict["seed"])

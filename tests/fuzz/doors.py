@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import wideflat
 from wideflat import models
 from wideflat.committee import SETTINGS
 from wideflat.committee import train as train_committee
+from wideflat.integrations import huggingface, lightning  # now, since no import survives being ended
 from wideflat.presets import preset
 from wideflat.schedules import Schedule
 from wideflat.training import Options
@@ -140,12 +140,12 @@ DOORS: dict[str, Door] = {
         lambda: {"epoch": 0, "position": 1, "seed": 0, "num_replicas": 2},
     ),
     "huggingface.FocusingCallback": Door(
-        lambda **arguments: importlib.import_module("wideflat.integrations.huggingface").FocusingCallback(**arguments),
+        huggingface.FocusingCallback,
         lambda: {"factor": 10.0, "by": "step", "total": None, "kind": "exponential", "batch_norm": True},
         lambda callback, arguments: callback.state(),
     ),
     "lightning.FocusingCallback": Door(
-        lambda **arguments: importlib.import_module("wideflat.integrations.lightning").FocusingCallback(**arguments),
+        lightning.FocusingCallback,
         lambda: {"factor": 10.0, "by": "step", "total": None, "kind": "exponential", "batch_norm": True,
                  "forward": None},
         lambda callback, arguments: callback.load_state_dict(callback.state_dict()),
