@@ -39,7 +39,7 @@ from wideflat.training.state_files import load_state
 
 MARK = "WIDEFLAT_SOAK"
 #: Seconds between two disturbances; of a stop or a partition; between two looks at the memory.
-EVERY, LASTING, LOOK = (6.0, 20.0), (1.0, 10.0), 2.0
+EVERY, LASTING, LOOK = (15.0, 45.0), (1.0, 10.0), 2.0
 #: Seconds that the jobs have to finish when the time is up; of a life that has a slope; of its beginning without one.
 PATIENCE, LONG, SETTLING = 180.0, 150.0, 60.0
 

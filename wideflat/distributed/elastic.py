@@ -54,13 +54,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wideflat.distributed.group import Block, square_distance
+from wideflat.distributed.lighthouse import start_lighthouse, wait_for_lighthouse
 from wideflat.distributed.mesh import FlatBuckets, local
 from wideflat.kernels.flat_blocks import cache_blocks
 
 try:
     from torchft.checkpointing._serialization import _streaming_load
     from torchft.checkpointing.http_transport import HTTPTransport
-    from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 except ModuleNotFoundError as missing:
@@ -83,29 +83,6 @@ COUPLE, GATHER = 0, 1
 
 class OutOfStep(RuntimeError):
     """A replica has come back while the others were being set up; after `ElasticReplicas.forget` it can join them."""
-
-
-def start_lighthouse(
-    bind: str = "0.0.0.0:29510", heartbeat_timeout: float = 2.0, join_timeout: float = 30.0
-) -> LighthouseServer:
-    """Start the lighthouse, which knows who is alive, in this process; the same as the command ``torchft_lighthouse``.
-
-    Args:
-        bind: Address and port; port 0 takes a free one.
-        heartbeat_timeout: Seconds of silence after which a replica counts as dead.
-        join_timeout: Seconds that replicas wait for one that is alive but does not come to a meeting. It must be
-            longer than the slowest replica is behind the fastest one.
-
-    Returns:
-        A server with ``address()`` and ``shutdown()``.
-    """
-    return LighthouseServer(
-        bind=bind,
-        min_replicas=1,
-        join_timeout_ms=int(1000 * join_timeout),
-        quorum_tick_ms=20,
-        heartbeat_timeout_ms=int(1000 * heartbeat_timeout),
-    )
 
 
 class _Transport(HTTPTransport):
@@ -199,6 +176,7 @@ class ElasticReplicas:
             where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         for name in ("torchft.manager", "torchft_errors", "torchft.checkpointing.http_transport"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they print tracebacks of what is handled here
+        wait_for_lighthouse(lighthouse, patience)
         self._manager = Manager(
             pg=(ProcessGroupNCCL if self._device.type == "cuda" else ProcessGroupGloo)(timeout=limit),
             load_state_dict=self._take_over,
