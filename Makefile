@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types slow fuzz soak bench clean
+.PHONY: demo test lint types slow test-device fuzz soak bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/wideflat demo
@@ -21,6 +21,11 @@ types: $(INSTALLED)
 
 slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# What needs an accelerator: make test-device DEVICE=cuda (mps, xpu, ...); docs/devices.md says what it covers.
+test-device: DEVICE := cuda
+test-device: $(INSTALLED)
+	WIDEFLAT_TEST_DEVICE=$(DEVICE) $(BIN)/pytest tests/test_device.py
 
 # Another seed every time, printed; make fuzz SEED=7 repeats one.
 fuzz: SEED := $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6))')

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,31 +13,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.centered import Centered, check_overlap
-from wideflat.checks import number, shown
+from wideflat.centered import Centered
+from wideflat.checks import check_cycle, check_parameter, number, refuse_differentiable, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
+from wideflat.kernels.one_pass import OnePass
+from wideflat.kernels.parts import Part
+from wideflat.kernels.shards import anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
 
-__all__ = ["Cycles", "Entropic", "Part", "check_cycle"]
-
-
-@dataclass
-class Part:
-    """The tensors of one param group that take part in a step."""
-
-    w_prime: list[Tensor] = field(default_factory=list)
-    w: list[Tensor] = field(default_factory=list)
-    #: The running means; the list w_prime itself where none are kept, because alpha = 0.
-    mu: list[Tensor] = field(default_factory=list)
-    #: Of the first element of each, in the noise.
-    places: list[int] = field(default_factory=list)
-    #: What the optimizer keeps of each.
-    states: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """Of w'."""
-        return [p.grad for p in self.w_prime]  # type: ignore[misc] # they have one
+__all__ = ["Cycles", "Entropic"]
 
 
 class Cycles(Centered):
@@ -58,6 +41,8 @@ class Cycles(Centered):
     """
 
     _noise: GaussianNoise | None
+    _last: list[Part]
+    _stepped: list[list[Part]]
 
     def _pulled(self, numbers: range, parts: list[Part]) -> AbstractContextManager[None]:
         """Within it the inner optimizer takes its step; not asked for in the first step of a cycle, where w' = w."""
@@ -91,11 +76,24 @@ class Cycles(Centered):
         self._forget_rehearsal()
         if position == 0:
             self._start_idle()
-        self._inner_step(self._parts(self._has_gradient), starting=position == 0)
+            self._stepped, self._resumed = [], False
+        given = self._descend()
+        try:
+            parts = self._parts_of_step()
+            self._inner_step(parts, starting=position == 0)
+        finally:
+            for p, gradient in given:
+                p.grad = gradient
+        for part in parts:
+            part.gradients = []  # else they would be kept beyond zero_grad()
         self._count(position + 1)
         if position + 1 >= inner_steps:
             self._outer_step()
         return loss
+
+    def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Turn gradients that point upwards; those that were there. Here the inner optimizers do so themselves."""
+        return []
 
     def _inner_step(self, parts: list[Part], starting: bool) -> None:
         """Move w' and mu of all groups."""
@@ -107,10 +105,11 @@ class Cycles(Centered):
     def _explore(self, inner: Optimizer, numbers: range, parts: list[Part], starting: bool) -> None:
         """One inner step of the box above, by torch's operations, for the groups of one inner optimizer."""
         for part in parts:
-            self._fit(part.w_prime)
+            self._fit(part.params)
             if starting and part.w_prime:
-                take_up(part.w, part.w_prime)
-                if part.mu is not part.w_prime:
+                if not self._is_taken_up(part):
+                    take_up(part.w, part.w_prime)
+                if part.keeps_mean:
                     put_back(part.mu, part.w_prime)
         if starting and self.inner_state == "restart":
             self._restart(inner)
@@ -121,103 +120,107 @@ class Cycles(Centered):
             if settings["epsilon"]:
                 scale = math.sqrt(float(group["lr"])) * float(settings["epsilon"])
                 add_noise(part.w_prime, part.places, self._noise_of(settings), int(settings["step"]), scale)
-            if part.w_prime and part.mu is not part.w_prime:
+            if part.w_prime and part.keeps_mean:
                 running_mean(part.mu, part.w_prime, float(settings["alpha"]))
 
     def _outer_step(self) -> None:
         """Move w after mu, put w' back on w, and close the cycle."""
-        self._follow(self._parts(self._has_moved))
+        parts = self._parts_that_moved()
+        self._follow(parts)
+        if self.state_device is not None:
+            for part in parts:
+                part.versions = [p._version for p in part.params]
         for settings in self._settings():
             settings["position"] = 0
         if self._prefix:  # else it is there already
             self._publish()
 
+    def _is_taken_up(self, part: Part) -> bool:
+        """Does the model hold w at the start of a cycle, and nobody has written to it? Asked where w is far away."""
+        return self.state_device is not None and part.versions == [p._version for p in part.params]
+
     def _follow(self, parts: list[Part]) -> None:
         """The outer step of the box above, by torch's operations."""
         parts = [part for part in parts if part.w_prime]
         for part in parts:
-            self._fit(part.w_prime)
-            for w, d in zip(part.w, self._pseudo_gradients(part), strict=True):
-                w.grad = d
+            self._fit(part.params)
+            for center, d in zip(part.centers, self._pseudo_gradients(part), strict=True):
+                center.grad = like(d, center)
         self._step_outer()
         for part in parts:
             put_back(part.w_prime, part.w)
-            for w in part.w:
-                w.grad = None
+            for center in part.centers:
+                center.grad = None
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, with w as the model held it."""
-        held = zip(part.w, as_held(part.w, part.w_prime), part.mu, strict=True)
-        return [rounded.to(w.device, w.dtype) - mu.to(w.device, w.dtype) for w, rounded, mu in held]
+        rounded = [p.to(w.device, w.dtype) for w, p in zip(part.w, as_held(part.w, part.w_prime), strict=True)]
+        mu = [mean.to(w.device, w.dtype) for w, mean in zip(part.w, part.mu, strict=True)]
+        return list(torch._foreach_sub(rounded, mu))
+
+    def _parts_of_step(self) -> list[Part]:
+        """The parameters that have a gradient; those of the last step where nothing but the gradients is new."""
+        kept, groups = self._stepped[-1] if self._stepped else self._last, self.param_groups
+        if len(kept) != len(groups) or not all(
+            part.renew(group["params"], self.state, self._keeps_mean(k))
+            for k, (group, part) in enumerate(zip(groups, kept, strict=True))
+        ):
+            kept = self._parts(self._has_gradient)
+        if not self._stepped or self._stepped[-1] is not kept:
+            self._stepped.append(kept)
+        self._last = kept
+        return kept
+
+    def _parts_that_moved(self) -> list[Part]:
+        """The parameters that took an inner step in this cycle. One that never has a gradient stays as it is."""
+        if self._resumed or not self._stepped:  # in the middle of it: nobody has counted
+            return self._parts(self._has_moved)
+        parts = self._stepped[0]
+        if len(self._stepped) == 1 and len(parts) == len(self.param_groups) and all(p.is_of(self.state) for p in parts):
+            return parts
+        moved = {p for parts in self._stepped for part in parts for p in part.params}
+        return self._parts(lambda p: p in moved and self._has_center(p))
 
     def _parts(self, chosen: Callable[[Tensor], bool]) -> list[Part]:
         """The parameters that take part, group by group; state is made for those that have none yet."""
         parts, place = [], 0
         for k, group in enumerate(self.param_groups):
-            part, keeps_mean = Part(), self._keeps_mean(k)
-            for p in group["params"]:
+            part, keeps_mean = Part(group=list(group["params"])), self._keeps_mean(k)
+            part.absent = [p.grad is None for p in part.group]
+            for p in part.group:
                 if chosen(p):
                     state = self.state[p]
                     if "center" not in state or (keeps_mean and "mean" not in state):
                         self._allocate(k, p)
-                    part.w_prime.append(p)
-                    part.places.append(place)
+                    if is_sharded(p):  # before parts of what is refitted are taken
+                        self._fit([p])
+                    part.params.append(p)
+                    part.places.append(place_of(p, place))
                     part.states.append(state)
                 place += p.numel()
-            part.w = [state["center"] for state in part.states]
-            part.mu = [state["mean"] for state in part.states] if keeps_mean else part.w_prime
+            part.gradients = [local_gradient(p) for p in part.params if p.grad is not None]
+            part.w_prime = [local(p) for p in part.params]
+            part.w = [local(state["center"]) for state in part.states]
+            part.mu = [local(state["mean"]) for state in part.states] if keeps_mean else part.w_prime
             parts.append(part)
         return parts
 
-    def _has_gradient(self, p: Tensor) -> bool:
-        gradient = p.grad
-        if gradient is not None and gradient.is_sparse:
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the "
-                "center, the pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
-            )
-        return gradient is not None
-
     def _has_moved(self, p: Tensor) -> bool:
-        """Did the parameter take an inner step in this cycle? One that never has a gradient stays as it is."""
+        """Does the parameter look as if it had taken an inner step in this cycle?"""
         state = self.state.get(p, {})
         if p.grad is not None or "center" not in state:
             return "center" in state
-        mu = state.get("mean", p)
-        (held,) = as_held([state["center"]], [p])
-        return not torch.equal(mu, held.to(mu.device, mu.dtype))
+        mu, w_prime = local(state.get("mean", p)), local(p)
+        (held,) = as_held([local(state["center"])], [w_prime])
+        return anywhere([(p, (mu != held.to(mu.device, mu.dtype)).any())])
 
     def _start_idle(self) -> None:
         """The start of a cycle for parameters that have a center but no gradient then: w and mu on w'."""
         for p, state in self.state.items():
             if p.grad is None and "center" in state:
-                take_up([state["center"]], [p])
+                take_up([local(state["center"])], [local(p)])
                 if "mean" in state:
                     state["mean"].copy_(p)
-
-    def _restart(self, inner: Optimizer) -> None:
-        """Give an inner optimizer the state that it had at the beginning: none, as a rule."""
-        for p, state in inner.state.items():
-            for name in state:
-                self.state[p].pop(self._prefix + name, None)
-        inner.state.clear()
-        if self._initial:
-            initial = self._initial[self.inner.index(inner)]
-            inner.state.update({p: copy.deepcopy(state) for p, state in initial.items()})
-
-    def _remember_beginning(self) -> None:
-        if self.inner_state == "restart":
-            self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
-
-    def _is_rehearsal(self) -> bool:
-        """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
-        state, with zero gradients and zero ``lr``; that must not move anything.
-        """
-        if any("center" in state for state in self.state.values()):
-            return False
-        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not any(
-            p.grad.any() for group in self.param_groups for p in group["params"] if self._has_gradient(p)
-        )
 
     def _noise_of(self, settings: dict[str, Any]) -> GaussianNoise:
         """The noise of a seed, kept until another seed is asked for."""
@@ -228,7 +231,8 @@ class Cycles(Centered):
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
-        self._noise = None
+        self._noise, self._resumed, self._one_pass = None, True, OnePass()
+        self._last, self._stepped = [], []
 
     def _count(self, position: int) -> None:
         step = self._settings()[0]["step"] + 1
@@ -330,7 +334,7 @@ class Entropic(Cycles):
         shared = set.intersection(*(set(inner.defaults) for inner in optimizers))  # some schedulers look here
         self.defaults = {name: value for name, value in optimizers[0].defaults.items() if name in shared}
         if outer is None:
-            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=True)
+            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=of_one_kind(self._parameters()))
             outer = partial(sgd, momentum=outer_momentum, nesterov=outer_momentum > 0)
         self.outer = outer([self._centers_of(group) for group in self.param_groups])
         if not isinstance(self.outer, Optimizer):
@@ -362,6 +366,13 @@ class Entropic(Cycles):
                 pull_back(part.w_prime, part.w, min(1.0, self.pull / self.inner_steps))
         yield
 
+    def _explore(self, inner: Optimizer, numbers: range, parts: list[Part], starting: bool) -> None:
+        if starting or not self._one_pass.inner(inner, numbers, parts, self._record, self._noise_of(self._record)):
+            super()._explore(inner, numbers, parts, starting)
+
+    def _follow(self, parts: list[Part]) -> None:
+        super()._follow([part for k, part in enumerate(parts) if not self._one_pass.outer(self.outer, k, part)])
+
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, in the memory of mu where it can be: what is there is not needed any more."""
         if all(
@@ -378,7 +389,7 @@ class Entropic(Cycles):
         """Add a group to the inner optimizer, if there is one; in the middle of a cycle it joins in with w' = w."""
         if not hasattr(self, "outer"):  # torch's constructor, with the groups of the inner optimizers
             for p in param_group["params"]:
-                check_overlap(p)
+                check_parameter(p)
             super().add_param_group(param_group)
             param_group["entropic"] = self._record
             return
@@ -411,7 +422,7 @@ class Entropic(Cycles):
             raise ValueError("the state is not that of an Entropic: its param groups have no entry 'entropic'")
         self._record.update(copy.deepcopy(groups[0]["entropic"]))
         for group, saved in zip(self.outer.param_groups, self._record.pop("outer"), strict=True):
-            group.update(saved)
+            group.update({name: value for name, value in saved.items() if name != "foreach"})
         for group, saved in zip(self._inner_groups(), groups, strict=True):
             group.update({name: value for name, value in saved.items() if name not in ("params", "entropic")})
 
@@ -425,18 +436,6 @@ class Entropic(Cycles):
         return [group for inner in self.inner for group in inner.param_groups]
 
 
-def check_cycle(settings: dict[str, Any]) -> None:
-    """Refuse values that cannot be meant, of what all of the family have."""
-    if not float(settings["epsilon"]) >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {settings['epsilon']}")
-    if not 0 <= settings["alpha"] <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {settings['alpha']}")
-    if not isinstance(settings["inner_steps"], int) or settings["inner_steps"] < 1:
-        raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
-    if not isinstance(settings["seed"], int):
-        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
-
-
 def _check_optimizers(optimizers: tuple[Any, ...]) -> None:
     if not optimizers:
         raise ValueError("Entropic goes around optimizers: pass at least one, for example torch.optim.AdamW(params)")
@@ -446,5 +445,6 @@ def _check_optimizers(optimizers: tuple[Any, ...]) -> None:
                 f"Entropic goes around torch optimizers, got {type(inner).__name__}; make one of the parameters first, "
                 "for example Entropic(torch.optim.AdamW(model.parameters()))"
             )
+        refuse_differentiable(any(group.get("differentiable", False) for group in inner.param_groups))
         if isinstance(inner, Centered):
             raise TypeError(f"{type(inner).__name__} has a center already; pass the optimizers inside it")

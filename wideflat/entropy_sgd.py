@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.centered import check_overlap, step_quietly
-from wideflat.checks import shown
-from wideflat.entropic import Cycles, Part, check_cycle
+from wideflat.centered import step_quietly
+from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown, warn_of_adam
+from wideflat.entropic import Cycles
+from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.parts import Part
+from wideflat.kernels.rounding import ROUNDED, empty_rest
+from wideflat.kernels.shards import is_walkable, like, local, of_one_kind
 
 __all__ = ["EntropySGD"]
 
@@ -85,7 +89,15 @@ class EntropySGD(Cycles):
             False uses torch's operations. The noise is the same, the rest equal up to rounding.
         state_dtype: Type of w, mu and the velocities, where it is wider than that of the parameters: steps below the
             rounding of bfloat16 weights are not lost.
-        state_device: Where they are kept; None means with the parameters.
+        state_device: Where they are kept; None means with the parameters. They come and go block by block; with
+            ``gamma = alpha = 0`` the center does so once in a cycle.
+        rounding: What becomes of steps of w' below the rounding of parameters in bfloat16 or float16, whose gradients
+            are taken at the rounded w' in any case. ``"kept"``: 16 bits more for each weight hold what it loses, and w'
+            moves as in float32. ``"stochastic"``: w' is rounded up or down by chance, right on average, without more
+            memory. ``"nearest"``: they are lost. For the built-in SGD; another ``inner`` rounds as it does.
+        maximize: Ascend the objective instead.
+        foreach: As for `torch.optim.SGD`, of the two inside, where neither the kernel nor blocks are used.
+        differentiable: Refused: the steps are taken in place.
 
     Example:
         On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
@@ -101,7 +113,7 @@ class EntropySGD(Cycles):
         (0.7, True)
     """
 
-    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix")
+    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix", "_foreach", "rounding")
 
     def __init__(
         self,
@@ -125,8 +137,17 @@ class EntropySGD(Cycles):
         fused: bool | None = None,
         state_dtype: torch.dtype = torch.float32,
         state_device: torch.device | str | None = None,
+        rounding: str = "kept",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
-        self._fused, self._plain = fused, inner is None
+        refuse_differentiable(differentiable)
+        if fused and foreach:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        if rounding not in ("kept", "nearest", "stochastic"):
+            raise ValueError(f"rounding must be 'kept', 'nearest' or 'stochastic', got {rounding!r}")
+        self._fused, self._plain, self.rounding, self._foreach = fused, inner is None, rounding, foreach
         self._prefix = "" if self._plain else "inner_"
         self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
         defaults = {
@@ -143,6 +164,7 @@ class EntropySGD(Cycles):
             "outer_nesterov": outer_nesterov,
             "outer_weight_decay": outer_weight_decay,
             "seed": seed,
+            "maximize": maximize,
         }
         super().__init__(params, defaults)
         if inner is None:
@@ -151,7 +173,9 @@ class EntropySGD(Cycles):
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
-        self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=True)
+            warn_of_adam(self.inner[0], self.param_groups)
+        foreach = of_one_kind(self._parameters()) and self._foreach is not False
+        self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()
 
     # --------------------------------------------------------------------------------------------------------- groups
@@ -163,12 +187,7 @@ class EntropySGD(Cycles):
         try:
             _check(group)
             for p in group["params"]:
-                check_overlap(p)
-                if p.is_complex():
-                    raise ValueError(
-                        f"EntropySGD does not support complex parameters (one of shape {tuple(p.shape)}); "
-                        "store the real and imaginary parts, see torch.view_as_real"
-                    )
+                check_parameter(p)
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
@@ -193,19 +212,16 @@ class EntropySGD(Cycles):
         """Our groups carry names that another optimizer does not know; it is given the parameters alone."""
         return {"params": group["params"], "lr": group["inner_lr"]}
 
-    @staticmethod
-    def _inner_sgd(group: dict[str, Any]) -> Optimizer:
+    def _inner_sgd(self, group: dict[str, Any]) -> Optimizer:
         """SGD of one group, so that a faster path can take another one."""
-        return torch.optim.SGD([{"params": group["params"]}], foreach=True)
+        foreach = of_one_kind(group["params"]) and self._foreach is not False
+        return torch.optim.SGD([{"params": group["params"]}], foreach=foreach)
 
     def _centers_of(self, group: dict[str, Any]) -> dict[str, Any]:
         return {"params": [self._center_of(p) for p in group["params"] if p.requires_grad]}
 
     def _settings(self) -> list[dict[str, Any]]:
         return self.param_groups
-
-    def _keeps_mean(self, number: int) -> bool:
-        return True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
@@ -215,21 +231,30 @@ class EntropySGD(Cycles):
 
     # ---------------------------------------------------------------------------------------------------- Algorithm 1
 
+    def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Where a group is to be maximized, turn its gradients round; those that were there, to be put back."""
+        rising = [p for group in self.param_groups if group["maximize"] for p in group["params"]]
+        before = [(p, p.grad) for p in rising if self._has_gradient(p)]
+        for p, gradient in before:
+            assert gradient is not None
+            p.grad = -gradient
+        return before
+
     @contextmanager
     def _pulled(self, numbers: range, parts: list[Part]) -> Iterator[None]:
         """Within it the gradients are dw' = gradient + gamma (w' - w)."""
-        originals: list[tuple[Tensor, Tensor]] = []
+        originals: list[tuple[Tensor, Tensor | None]] = []
         for number, part in zip(numbers, parts, strict=True):
             gamma = float(self.param_groups[number]["gamma"])
             if not gamma or not part.w_prime:
                 continue
             gradients = part.gradients
-            originals += zip(part.w_prime, gradients, strict=True)
+            originals += [(p, p.grad) for p in part.params]
             dw_prime = displacement(part.w_prime, part.w)
             torch._foreach_mul_(dw_prime, gamma)
             torch._foreach_add_(dw_prime, gradients)
-            for p, pulled in zip(part.w_prime, dw_prime, strict=True):
-                p.grad = pulled
+            for p, pulled in zip(part.params, dw_prime, strict=True):
+                p.grad = like(pulled, p)
         try:
             yield
         finally:
@@ -261,9 +286,9 @@ class EntropySGD(Cycles):
         if not self._plain:
             super()._restart(inner)
             return
-        for state in inner.state.values():
-            if "momentum_buffer" in state:
-                state["momentum_buffer"].zero_()
+        velocities = [state["momentum_buffer"] for state in inner.state.values() if "momentum_buffer" in state]
+        if velocities:
+            torch._foreach_zero_(velocities)
 
     def _start_idle(self) -> None:
         super()._start_idle()
@@ -296,9 +321,10 @@ class EntropySGD(Cycles):
         return velocity
 
     def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
-        if all(name in state for state in part.states):
-            return [state[name] for state in part.states]
-        return [self._velocity(p, sgd, weight) for p, weight in zip(part.w_prime, weights, strict=True)]
+        try:
+            return [local(state[name]) for state in part.states]
+        except KeyError:
+            return [local(self._velocity(p, sgd, weight)) for p, weight in zip(part.params, weights, strict=True)]
 
     def _adopt_inner(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         if not self._plain:
@@ -315,53 +341,87 @@ class EntropySGD(Cycles):
             return
         for number, (group, inner, part) in enumerate(zip(self.param_groups, self.inner, parts, strict=True)):
             eta, momentum = float(group["inner_lr"]), float(group["momentum"])
-            velocity = self._velocities("momentum_buffer", part, inner, part.w_prime) if momentum else None
-            kernel = self._kernel_of("inner", number, part, velocity)
-            if kernel is None:
+            velocity = self._velocities("momentum_buffer", part, inner, part.params) if momentum else None
+            lists = self._lists_of("inner", number, part, velocity)
+            if lists is None:
                 self._explore(inner, range(number, number + 1), [part], starting)
                 continue
             pull = [float(group[name]) for name in ("weight_decay", "gamma", "alpha")]
             scale = math.sqrt(eta) * float(group["epsilon"])
             rule = Rule(eta, momentum, group["nesterov"], *pull, scale, starting)
-            kernel.inner_step(part.gradients, rule, self._noise_of(group) if scale else None, int(group["step"]))
+            noise = self._noise_of(group) if scale else None
+            taken = starting and self._is_taken_up(part)
+            lists.inner_step(part.gradients, rule, noise, int(group["step"]), taken)
 
     def _follow(self, parts: list[Part]) -> None:
         others = []
         for number, (group, part) in enumerate(zip(self.param_groups, parts, strict=True)):
             momentum, nesterov, decay = (_outer(group, name) for name in ("momentum", "nesterov", "weight_decay"))
-            velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.w) if momentum else None
-            kernel = self._kernel_of("outer", number, part, velocity)
-            if kernel is None:
+            velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.centers) if momentum else None
+            lists = self._lists_of("outer", number, part, velocity)
+            if lists is None:
                 others.append(part)
             else:
-                kernel.outer_step(Rule(float(group["lr"]), float(momentum), nesterov, float(decay)))
+                lists.outer_step(Rule(float(group["lr"]), float(momentum), nesterov, float(decay)))
         super()._follow(others)
 
-    def _kernel_of(self, loop: str, number: int, part: Part, velocity: list[Tensor] | None) -> KernelLists | None:
-        """The one place that chooses: the kernel on the tensors of a group, or None for torch's operations."""
-        if not part.w_prime or self._fused is False or torch.compiler.is_compiling():
+    def _lists_of(
+        self, loop: str, number: int, part: Part, velocity: list[Tensor] | None
+    ) -> KernelLists | BlockLists | None:
+        """The one place that chooses: the kernel on the tensors of a group, torch's operations on blocks of them, or
+        None for torch's operations on whole tensors, whatever these are.
+        """
+        if not part.w_prime or torch.compiler.is_compiling():
             return None
-        lists = [part.w_prime, part.w, part.mu] + ([velocity] if velocity is not None else [])
-        kernel = self._kernels.get((loop, number))
-        if kernel is not None and kernel.matches(*lists, offsets=part.places):
-            return kernel
+        if self._fused is False and not self._rounds_apart(part):
+            return None
+        rest = self._rests(part)
+        lists = (part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest)
+        kept = self._kernels.get((loop, number))
+        if kept is not None and kept.matches(*lists, offsets=part.places):
+            return kept
         self._kernels.pop((loop, number), None)
-        if self._fused is None and not kernel_is_there(part.w_prime[0]):
+        self._fit(part.params)
+        restarts = loop == "outer" or self.inner_state == "restart"
+        stretches = all(isinstance(place, int) for place in part.places)
+        wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
+        if wanted and restarts and stretches and KernelLists.fits(*lists):
+            kept = KernelLists(*lists[:4], offsets=part.places)
+        elif self._fused:
+            raise RuntimeError(
+                "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
+                "float64, sharded by their first dimension if at all, with inner_state='restart'; use fused=None, "
+                "which falls back on torch's operations"
+            )
+        elif not all(is_walkable(place) for place in part.places):
             return None
-        self._fit(part.w_prime)
-        if not KernelLists.fits(*lists) or (loop == "inner" and self.inner_state == "keep"):
-            if self._fused:
-                raise RuntimeError(
-                    "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
-                    "float64, with inner_state='restart'; use fused=None, which falls back on torch's operations"
-                )
+        elif BlockLists.fits(*lists) and (self._rounds_apart(part) or part.w_prime[0].dtype == part.w[0].dtype):
+            chance = int(self.param_groups[number]["seed"]) if self.rounding == "stochastic" else None
+            kept = BlockLists(*lists, offsets=part.places, restarts=restarts, chance=chance)
+        else:
             return None
-        self._kernels[loop, number] = KernelLists(*lists, offsets=part.places)
-        return self._kernels[loop, number]
+        self._kernels[loop, number] = kept
+        return kept
+
+    def _rounds_apart(self, part: Part) -> bool:
+        """Are these parameters of 16 bits, which are moved in float32 and rounded in a way of their own?"""
+        return self.rounding != "nearest" and all(
+            p.dtype in ROUNDED and w.dtype == torch.float32 for p, w in zip(part.params, part.w, strict=True)
+        )
+
+    def _rests(self, part: Part) -> list[Tensor] | None:
+        """What the rounding of w' has lost, where it is kept: for parameters of 16 bits, all of a group."""
+        if self.rounding != "kept" or not self._rounds_apart(part):
+            return None
+        for p, state in zip(part.params, part.states, strict=True):
+            rest = state.get("rest")
+            if rest is None or rest.dtype != ROUNDED[p.dtype] or rest.device != p.device or rest.stride() != p.stride():
+                state["rest"] = empty_rest(p)
+        return [local(state["rest"]) for state in part.states]
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
-        self._kernels: dict[tuple[str, int], KernelLists] = {}
+        self._kernels: dict[tuple[str, int], KernelLists | BlockLists] = {}
 
 
 def _outer(group: dict[str, Any], name: str) -> Any:

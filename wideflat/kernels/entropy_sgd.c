@@ -11,9 +11,9 @@ enum { PLAIN, MOMENTUM, NESTEROV };
 #define ALWAYS static inline __attribute__((always_inline))
 
 /* w' <- w' - eta' dw' + noise z and mu <- alpha mu + (1 - alpha) w', where dw' = g + gamma (w' - w) + weight decay w'
- * goes through the velocity v. */
+ * goes through the velocity v. Without mu it is w' itself. */
 ALWAYS void inner_chunk(
-    int kind, int starting, int noisy, int64_t n, const StepParameters *rule, REAL *restrict x, REAL *restrict w,
+    int kind, int starting, int noisy, int mean, int64_t n, const StepParameters *rule, REAL *restrict x, REAL *restrict w,
     REAL *restrict mu, REAL *restrict v, const REAL *restrict g, const float *restrict z
 ) {
     const REAL lr = rule->lr, momentum = rule->momentum, decay = rule->weight_decay, gamma = rule->gamma;
@@ -30,21 +30,23 @@ ALWAYS void inner_chunk(
         }
         REAL now = old - lr * d;
         if (noisy) now += noise * z[i];
-        const REAL before = starting ? old : mu[i];
         if (starting) w[i] = old;
         x[i] = now;
-        mu[i] = late ? now - alpha * (now - before) : before + fresh * (now - before);
+        if (mean) {
+            const REAL before = starting ? old : mu[i];
+            mu[i] = late ? now - alpha * (now - before) : before + fresh * (now - before);
+        }
     }
 }
 
 /* w <- w - eta dw, where dw = w - mu + weight decay w goes through the velocity v, and w' <- w. */
 ALWAYS void outer_chunk(
-    int kind, int64_t n, const StepParameters *rule, REAL *restrict x, REAL *restrict w, const REAL *restrict mu,
-    REAL *restrict v
+    int kind, int mean, int64_t n, const StepParameters *rule, REAL *restrict x, REAL *restrict w,
+    const REAL *restrict mu, REAL *restrict v
 ) {
     const REAL lr = rule->lr, momentum = rule->momentum, decay = rule->weight_decay;
     for (int64_t i = 0; i < n; i++) {
-        REAL d = w[i] - mu[i] + decay * w[i];
+        REAL d = w[i] - (mean ? mu[i] : x[i]) + decay * w[i];
         if (kind != PLAIN) {
             const REAL velocity = momentum * v[i] + d;
             v[i] = velocity;
@@ -54,17 +56,29 @@ ALWAYS void outer_chunk(
     }
 }
 
-#define INNER(kind, starting, noisy) \
-    inner_chunk(kind, starting, noisy, n, rule, x[t] + at, w[t] + at, mu[t] + at, kind ? v[t] + at : 0, g[t] + at, z)
+#define AT(list) (list[t] + at)
+#define INNER(kind, starting, noisy, mean) \
+    inner_chunk( \
+        kind, starting, noisy, mean, n, rule, AT(x), AT(w), mean ? AT(mu) : 0, kind ? AT(v) : 0, AT(g), z \
+    )
+#define INNER_MEAN(kind, starting, noisy) \
+    do { \
+        if (mu) INNER(kind, starting, noisy, 1); \
+        else INNER(kind, starting, noisy, 0); \
+    } while (0)
 #define INNER_KIND(kind) \
     do { \
         if (rule->starting) \
-            if (noise) INNER(kind, 1, 1); \
-            else INNER(kind, 1, 0); \
-        else if (noise) INNER(kind, 0, 1); \
-        else INNER(kind, 0, 0); \
+            if (noise) INNER_MEAN(kind, 1, 1); \
+            else INNER_MEAN(kind, 1, 0); \
+        else if (noise) INNER_MEAN(kind, 0, 1); \
+        else INNER_MEAN(kind, 0, 0); \
     } while (0)
-#define OUTER(kind) outer_chunk(kind, n, rule, x[t] + at, w[t] + at, mu[t] + at, kind ? v[t] + at : 0)
+#define OUTER(kind) \
+    do { \
+        if (mu) outer_chunk(kind, 1, n, rule, AT(x), AT(w), AT(mu), kind ? AT(v) : 0); \
+        else outer_chunk(kind, 0, n, rule, AT(x), AT(w), 0, kind ? AT(v) : 0); \
+    } while (0)
 
 /* Chunks `from` to `to` of all chunks of all tensors. Without gradients it is the outer step, without a stream there is
  * no noise. */

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wideflat.kernels.flat_blocks import alike, laid_out_like
+from wideflat.kernels.flat_blocks import alike, in_order, memory_of
 from wideflat.kernels.library import REAL, Source, compile_kernel, threads_for
 from wideflat.kernels.noise import GaussianNoise
 
-__all__ = ["KernelLists", "Rule"]
+__all__ = ["KernelLists", "Rule", "pointers"]
 
 
 class Rule(ctypes.Structure):
@@ -32,7 +31,7 @@ class KernelLists:
     Args:
         w_prime: The parameters, which `fits` has accepted with the others.
         w: The centers.
-        mu: The running means.
+        mu: The running means; None where they are w' itself, because alpha = 0.
         velocity: Of the momentum; None without.
         offsets: The place in the noise of the first element of each parameter.
 
@@ -44,49 +43,48 @@ class KernelLists:
         self,
         w_prime: list[Tensor],
         w: list[Tensor],
-        mu: list[Tensor],
+        mu: list[Tensor] | None = None,
         velocity: list[Tensor] | None = None,
         *,
         offsets: list[int],
     ) -> None:
         self._step = compile_kernel(w_prime[0].dtype).step
         self._offsets = offsets
+        lists = [w_prime, w, mu, velocity]
         # Detached ones keep the memory: as long as they are there, nobody else can have its address.
-        self._kept = [[t.detach() for t in tensors] for tensors in (w_prime, w, mu, velocity) if tensors is not None]
-        self._places = _places(self._kept)
-        self._pointers = [None if tensors is None else _pointers(tensors) for tensors in (w_prime, w, mu, velocity)]
+        self._kept = [[t.detach() for t in tensors] for tensors in lists if tensors is not None]
+        self._memory = memory_of(lists)
+        self._pointers = [None if tensors is None else pointers(tensors) for tensors in lists]
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._starts = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
         self._elements = sum(self._sizes)
-        self._layouts = [(p.shape, p.stride()) for p in w_prime]
 
     @staticmethod
-    def fits(*lists: list[Tensor]) -> bool:
+    def fits(*lists: list[Tensor] | None) -> bool:
         """Can the kernel work on these: plain tensors on the CPU, of one type, lying alike?"""
+        there = [tensors for tensors in lists if tensors is not None]
         return (
-            bool(lists[0])
-            and lists[0][0].device.type == "cpu"
-            and lists[0][0].dtype in REAL
+            bool(there[0])
+            and there[0][0].dtype in REAL
             and all(
                 alike(*tensors)
-                and tensors[0].dtype == lists[0][0].dtype
+                and tensors[0].device.type == "cpu"
+                and tensors[0].dtype == there[0][0].dtype
                 and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
-                for tensors in zip(*lists, strict=True)
+                for tensors in zip(*there, strict=True)
             )
         )
 
-    def matches(self, *lists: list[Tensor], offsets: list[int]) -> bool:
+    def matches(self, *lists: list[Tensor] | None, offsets: Sequence[object]) -> bool:
         """Are these the same lists, at the same memory and lying as they did?"""
-        return self._offsets == offsets and self._places == _places(lists)
+        return self._offsets == offsets and self._memory == memory_of(lists[: len(self._pointers)])
 
-    def inner_step(self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int) -> None:
+    def inner_step(
+        self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int, taken: bool = False
+    ) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
-        layouts = [(g.shape, g.stride()) for g in gradients]
-        if layouts != self._layouts:
-            if any(g.shape != shape for g, (shape, _) in zip(gradients, self._layouts, strict=True)):
-                raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
-            gradients = [laid_out_like(g, strides) for g, (_, strides) in zip(gradients, self._layouts, strict=True)]
-        self._call(rule, None if noise is None else noise.source(step), _pointers(gradients))
+        gradients = in_order(gradients, *self._memory[:2])
+        self._call(rule, None if noise is None else noise.source(step), pointers(gradients))
 
     def outer_step(self, rule: Rule) -> None:
         """The outer step: moves w towards mu, and puts w' on it."""
@@ -107,12 +105,6 @@ class KernelLists:
             torch.autograd.graph.increment_version(tensors)
 
 
-def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where the numbers of tensors are, as C takes it."""
     return (ctypes.c_void_p * len(tensors))(*map(Tensor.data_ptr, tensors))
-
-
-def _places(lists: Sequence[list[Tensor]]) -> list[Any]:
-    """Where tensors are and, for the parameters, which anybody may replace, how they lie there."""
-    w_prime = lists[0]
-    layout = [list(map(Tensor.size, w_prime)), list(map(Tensor.stride, w_prime))]
-    return layout + [list(map(Tensor.data_ptr, tensors)) for tensors in lists]

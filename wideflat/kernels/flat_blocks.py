@@ -8,11 +8,13 @@ is touched once, as in a fused kernel, but with torch's own operations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "alike", "cache_blocks", "flat", "is_dense", "laid_out_like"]
+__all__ = ["BLOCK", "alike", "cache_blocks", "flat", "in_order", "is_dense", "laid_out_like"]
+__all__ += ["memory_of"]
 
 #: Elements in a block: a megabyte a tensor in float32. With smaller ones Python's own time shows.
 BLOCK = 262144
@@ -40,6 +42,22 @@ def laid_out_like(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     if own == strides or all(a == b for a, b, size in zip(own, strides, tensor.shape, strict=True) if size > 1):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def memory_of(lists: Sequence[Sequence[Tensor] | None]) -> list[Any]:
+    """How tensors of the first list, which anybody may replace, lie in memory, and where those of all lists are."""
+    first = lists[0] or []
+    layout: list[Any] = [list(map(Tensor.size, first)), list(map(Tensor.stride, first))]
+    return layout + [None if tensors is None else list(map(Tensor.data_ptr, tensors)) for tensors in lists]
+
+
+def in_order(gradients: list[Tensor], shapes: list[torch.Size], strides: list[tuple[int, ...]]) -> list[Tensor]:
+    """Gradients, or copies of them, with their elements in the order of their parameters."""
+    if list(map(Tensor.size, gradients)) == shapes and list(map(Tensor.stride, gradients)) == strides:
+        return gradients
+    if any(gradient.shape != shape for gradient, shape in zip(gradients, shapes, strict=True)):
+        raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
+    return [laid_out_like(gradient, order) for gradient, order in zip(gradients, strides, strict=True)]
 
 
 def cache_blocks(*lists: Sequence[Tensor], size: int = BLOCK) -> Iterator[list[list[Tensor]]]:

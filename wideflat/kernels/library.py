@@ -2,8 +2,8 @@
 
 Noise for millions of weights costs more than what is done with it, and every torch operation is another trip to memory.
 The loops draw the noise of `wideflat.kernels.noise`, and do the rest in the same pass: ``noise.c``, ``entropy_sgd.c``,
-``committee.c``. A wheel carries them compiled for its platform (`wideflat.kernels.shipped`). Otherwise they need a C
-compiler, as ``torch.compile`` does on the CPU; where there is none, torch's operations are used.
+``adamw.c``, ``committee.c``. A wheel carries them compiled for its platform (`wideflat.kernels.shipped`). Otherwise
+they need a C compiler, as ``torch.compile`` does on the CPU; where there is none, torch's operations are used.
 
 The compiled library is kept in ``$XDG_CACHE_HOME/wideflat`` (``~/.cache/wideflat``) for the next time. What is loaded
 from there runs, so the folder and the file must belong to the user and be writable by nobody else, and the file's
@@ -40,7 +40,7 @@ __all__ = ["KernelError", "Source", "compile_kernel", "is_aligned", "kernel_is_t
 REAL = {torch.float32: "float", torch.float64: "double"}
 
 #: What is compiled into one library; headers are only included.
-SOURCES = ("noise.h", "noise.c", "entropy_sgd.c", "committee.c")
+SOURCES = ("noise.h", "noise.c", "entropy_sgd.c", "adamw.c", "committee.c")
 
 #: The arithmetic stays that of the source but for fused multiplications and additions, and nobody waits for exceptions.
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno", "-fPIC"]
