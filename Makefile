@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-dev
 
-.PHONY: demo test lint types slow test-device fuzz bench clean
+.PHONY: demo test lint types slow test-device fuzz soak bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/wideflat demo
@@ -34,6 +34,12 @@ fuzz: SEED := $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6)
 fuzz: $(FOR_TESTS)
 	$(BIN)/python tests/fuzz/test_arguments.py 5000 $(SEED)
 	$(BIN)/python tests/fuzz/test_command_lines.py 500 $(SEED)
+
+# Training with losses of replicas, for an hour; as root with partitions, in network namespaces of its own.
+soak: MINUTES := 60
+soak: SEED := 0
+soak: $(FOR_TESTS)
+	$(BIN)/python tools/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(FOR_TESTS)
 	@for file in benchmarks/[a-z]*.py; do \

@@ -38,6 +38,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
+from wideflat.seeds import as_seed
 
 __all__ = ["Curvature", "curvature"]
 
@@ -163,7 +164,7 @@ def curvature(
     hessian = Hessian(evaluation, blocks, names)
     scales = Scales(model, names, scale)
     a = scales.flat()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(as_seed(seed))
 
     def product(v: Tensor) -> Tensor:  # (D, k) -> (D, k)
         return a[:, None] * hessian(a[:, None] * v)

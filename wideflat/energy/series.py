@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, shown
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.measure import local_energy
@@ -57,6 +57,8 @@ def layer_profiles(
     if "parameters" in options:
         raise ValueError("layer_profiles chooses the parameters itself: give layers= instead of parameters=")
     model = whole_network(network(model))
+    if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor))):
+        raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
     profiles: dict[str, LocalEnergy] = {}
     unmoved: list[tuple[str, NothingMoves]] = []
     evaluation = Evaluation(model, "loss", "eval", None)

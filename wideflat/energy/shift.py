@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, numbers_of
 from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
@@ -262,7 +262,8 @@ def shift_profile(
             raise ValueError(f"align is for other weights, not for {kind}=")
         given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
-    with unwritten(model), evaluation.prepared(), change, Progress("shift profile", len(ways) + 1, progress) as bar:
+    shown = Progress("shift profile", len(ways) + 1, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, shown as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
         stops = [_stop(evaluation, change, way, batches) for way in ways]
         found = sample(evaluation, blocks, stops, bar)
@@ -306,11 +307,10 @@ class _Way:
 def _places(kind: str, given: Any, positions: Any) -> np.ndarray:
     if kind != "other" and positions is not None:
         raise ValueError(f"positions are for other weights; those of {kind}= are its own values")
-    values = np.linspace(0, 1, 11) if positions is None else positions
-    places = np.atleast_1d(np.asarray(values if kind == "other" else given, dtype=float))
-    if places.ndim != 1 or len(places) == 0 or not np.isfinite(places).all():
-        raise ValueError(f"{'positions' if kind == 'other' else kind} must be a sequence of numbers, got {values!r}")
-    return places
+    if kind == "other" and positions is None:
+        return np.linspace(0, 1, 11)
+    name, values = ("positions", positions) if kind == "other" else (kind, given)
+    return np.array(numbers_of(name, values))
 
 
 def _ways(

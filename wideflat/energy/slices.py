@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, network
+from wideflat.checks import choice, network, numbers_of
 from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -214,9 +214,7 @@ def slices(
         [0.0, 3.0, 8.0]
     """
     model = whole_network(network(model))
-    axis = np.linspace(-1, 1, 21) if positions is None else np.atleast_1d(np.asarray(positions, dtype=float))
-    if axis.ndim != 1 or len(axis) == 0 or not np.isfinite(axis).all():
-        raise ValueError(f"positions must be a sequence of numbers, got {positions!r}")
+    axis = np.linspace(-1, 1, 21) if positions is None else np.array(numbers_of("positions", positions))
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
     evaluation = Evaluation(model, metric, batch_norm, forward)
@@ -224,7 +222,8 @@ def slices(
     others = _others(directions, dimensions)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     count = dimensions if others is None else len(others)
-    with unwritten(model), evaluation.prepared(), Progress("slices", None, progress) as bar:
+    shown = Progress("slices", None, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), shown as bar:
         if others is None:
             found = _directions(str(directions), model, names, count, seed, evaluation, blocks)
         else:
