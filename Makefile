@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types slow fuzz bench clean
+.PHONY: demo test lint types slow fuzz bench docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/wideflat demo
@@ -27,6 +27,12 @@ fuzz: SEED := $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6)
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/test_arguments.py 5000 $(SEED)
 	$(BIN)/python tests/fuzz/test_command_lines.py 500 $(SEED)
+
+# The site: docs/ and the docstrings, searchable, offline, in build/docs.
+docs: $(INSTALLED)
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "the site is build/docs/index.html"
 
 bench: $(INSTALLED)
 	@for file in benchmarks/[a-z]*.py; do \
