@@ -1,8 +1,8 @@
 """How `make docs` turns this folder and the docstrings into a site: Sphinx, MyST for Markdown, Furo for the looks.
 
 Sphinx because the API reference comes from the docstrings, its search works offline, and the libraries next to this one
-(curvlinops, blackjax) are documented with it. Equations become MathML, which browsers draw themselves: no script, no
-request leaves the page.
+(curvlinops, blackjax) are documented with it. MathJax, which draws the equations, is copied into the site: no request
+leaves a page.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import latex2mathml.converter
-from docutils import nodes
 from sphinx.application import Sphinx
 
 import wideflat
@@ -20,7 +18,14 @@ project = "wideflat"
 author = "The wideflat authors"
 version = release = wideflat.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
+]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
@@ -33,19 +38,8 @@ napoleon_google_docstring = True
 
 html_theme = "furo"
 html_title = f"wideflat {version}"
-html_math_renderer = "mathml"
 html_show_sphinx = False
 html_copy_source = False
-
-
-def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(latex2mathml.converter.convert(node.astext()))
-    raise nodes.SkipNode
-
-
-def _block(self: Any, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{latex2mathml.converter.convert(node.astext(), display="block")}</div>')
-    raise nodes.SkipNode
 
 
 def _bars(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
@@ -63,6 +57,5 @@ def _bars(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: li
 
 
 def setup(app: Sphinx) -> None:
-    """Tell Sphinx how equations and norms are written."""
+    """Tell Sphinx how norms are written."""
     app.connect("autodoc-process-docstring", _bars, priority=900)
-    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
