@@ -43,8 +43,8 @@ DESIGN = """
 1. Every way to train gets the same gradients: STEPS of 8 sequences of 64 bytes, the same sequences in the same order
    for the same seed, warm-up over 5 % of them, then cosine to a tenth of the rate (constant for EMA and Schedule-Free).
 2. Rates are tuned alike: from a grid of factors 2, one training each with a seed that is used for nothing else; the
-   best of three neighbours, the grid extended while the best lies at its end. Everything else (betas 0.9 and 0.99, decay 0.1
-   on matrices, clipping at 1, L = 20, outer 0.67 / 0.67) is fixed.
+   best of three neighbours, the grid extended while the best lies at its end. Everything else (betas 0.9 and 0.99,
+   decay 0.1 on matrices, clipping at 1, L = 20, outer 0.67 / 0.67) is fixed.
 3. Three other seeds each; differences to AdamW are paired by seed, their 95 % intervals are Student's with 2 degrees
    of freedom.
 4. A network that is trained further is sharper, so every measure of flatness is also compared at equal loss: with the
@@ -448,7 +448,7 @@ def tables(campaign: Campaign) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/language-model"), help="folder of the results")
-    parser.add_argument("--steps", type=int, default=1500, help="gradients a training")
+    parser.add_argument("--steps", type=int, default=1000, help="gradients a training")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tables", action="store_true", help="do not train")
     options = parser.parse_args()
