@@ -155,7 +155,7 @@ class Way:
     """
 
     make: Callable[[nn.Module, float, int], Any]
-    lr: float = 4e-3
+    lr: float = 1e-3
     constant: bool = False
     ema: float | None = None
     of: str | None = None
