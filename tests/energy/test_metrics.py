@@ -351,3 +351,18 @@ def test_a_function_gets_what_the_network_returned():
 def test_a_metric_that_is_none(metric):
     with pytest.raises(ValueError, match="metric must be"):
         measure(Same(), (numbers(4, 3), labels(3, 4)), metric=metric)
+
+
+def test_strange_targets_and_values_are_read_rightly_or_refused():
+    torch.manual_seed(0)
+    x, classes, probability = torch.randn(64, 6), nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 1), nn.Sigmoid())
+    with torch.no_grad():
+        labels, signs = classes(x).argmax(1), torch.sign(probability(x)[:, 0] - 0.5)
+    options = {"max_passes": 2, "progress": False}
+    one_hot = nn.functional.one_hot(labels, 3).bool()
+    assert local_energy(classes, (x, one_hot), [0.1], **options).baseline == 0
+    with pytest.raises(ValueError, match="may be probabilities"):
+        local_energy(probability, (x, signs), [0.1], **options)
+    for metric, kind in ((lambda o, t: o[:, 0] * 1j, "complex"), (lambda o, t: None, "None")):
+        with pytest.raises(TypeError, match=kind):
+            local_energy(classes, (x, labels), [0.1], metric=metric, **options)

@@ -115,6 +115,24 @@ def test_the_kernel_and_numpy_draw_the_same(count):
     assert count < 10**6 or z.abs().max() > 4.39  # the largest there was when 16 bits were all
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [0, 1, 3, 700, CHUNK, CHUNK + 1, 3 * CHUNK + 77])
+def test_filling_without_a_compiler(count, dtype):
+    """The tails come at the end: also where the weights are overwritten, and for every type."""
+    z = by_numpy(4, 9, 0, count).to(dtype) if count else torch.empty(0, dtype=dtype)
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(0)).to(dtype)
+    noise, out = GaussianNoise(4), torch.empty(count, dtype=dtype)
+    noise._fill_by_numpy(out, None, 9)
+    assert torch.equal(out, z)
+    noise._fill_by_numpy(out, weights, 9)
+    assert torch.equal(out, z * weights)
+    assert torch.equal(
+        GaussianNoise(4).fill(torch.empty_like(out), weights, step=9), out
+    )  # by the kernel, if it is there
+    noise._fill_by_numpy(weights, weights, 9)
+    assert torch.equal(weights, out)
+
+
 def check_the_distribution(draws):
     """Kolmogorov and Smirnov at 20,001 points, and the numbers beyond many points, against the binomial."""
     edges = np.concatenate([[-np.inf], stats.norm.ppf(np.linspace(0, 1, 20_001)[1:-1]), [np.inf]])

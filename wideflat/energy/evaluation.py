@@ -250,6 +250,9 @@ class Evaluation:
     def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
         value = self.metric(outputs, targets)
         self.counted = self.metric.counted if isinstance(self.metric, NamedMetric) else size
+        if value is None or (isinstance(value, Tensor) and value.is_complex()):
+            kind = "None" if value is None else "complex numbers"
+            raise TypeError(f"metric must return one real number for each example, or one for the batch; got {kind}")
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value, dtype=torch.float64)
         if value.dim() > 1 or (value.dim() == 1 and len(value) != size):

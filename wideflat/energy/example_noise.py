@@ -167,9 +167,10 @@ class ExampleNoise(TorchFunctionMode):
             seen, a = self._vectors.get(key), self._a(parameter)
             if seen is not None:
                 x, xi = seen[example], drawn["xi"].flatten(0, 1)[example]
-                variance = (a * a) @ (x * x)
+                direction = a * a
+                variance = direction @ (x * x)
                 factor = torch.where(variance > 0, xi * variance.rsqrt(), 0.0)
-                found[self._names[key]] = factor[:, None] * a * a * x
+                found[self._names[key]] = direction.mul_(factor[:, None]).mul_(x)
             elif "s" in drawn:
                 fan_in = parameter.shape[1]
                 group = torch.arange(len(parameter)) // (len(parameter) * fan_in // drawn["s"].shape[1])

@@ -169,7 +169,7 @@ class NamedMetric:
                 f"{(*outputs.shape[: axis or 1], *outputs.shape[(axis or 1) + 1 :])}"
             )
         if whole:
-            return Labels(targets.argmax(axis), axis, None, len(targets))
+            return Labels(targets.byte().argmax(axis), axis, None, len(targets))  # torch has no argmax of bool
         return Labels(targets.argmax(axis), axis, None, len(targets), soft=targets)
 
     def _one_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -296,6 +296,10 @@ def scores(outputs: Any, name: str = "error") -> Tensor:
     )
 
 
+#: Outputs that are not all in [0, 1] by chance.
+MANY = 16
+
+
 class _OneOutput:
     """How one output an example is read: as a probability (threshold 0.5) or as a logit or margin (threshold 0).
 
@@ -345,6 +349,12 @@ class _OneOutput:
             self._unit = not (bool(low < 0) or bool(high > 1))
         found = self._unit and self._zero
         if self._probability is None:
+            if self._unit and self._minus and outputs.numel() >= MANY:
+                raise ValueError(
+                    f'metric="{self._name}": targets are -1 and +1, and all outputs are in [0, 1], which may be '
+                    "probabilities or margins that are never negative. Give targets 0 and 1 for probabilities, or "
+                    "metric=lambda outputs, targets: ((outputs.flatten() > 0) != (targets.flatten() > 0)).float()"
+                )
             certain = not self._unit or self._minus
             if certain or needed is None or needed(outputs):
                 self._probability = found

@@ -8,14 +8,15 @@ weight that is read behind its back, examples that are routed or mixed, a folded
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from wideflat.energy.block_energy import BlockEnergy, generator_of
 from wideflat.energy.blocks import chosen, cloned, seed_everything
 from wideflat.energy.probe import agree, company, comparable, of_examples
-from wideflat.energy.shared_noise import SharedNoise
 from wideflat.seeds import derive_seed
 
 __all__ = ["fast_path_differs"]
@@ -39,7 +40,9 @@ def fast_path_differs(energy: BlockEnergy) -> bool:
     with energy:
         fast = _fast(energy, batch, size, sigma)
         directions = energy.shared.directions() if energy.shared is not None else {}
-    return not agree(fast, _plain(energy, batch, size, sigma, directions), slack=SLACK)
+    with _InPlace(energy.evaluation.model, directions) as weights:
+        weights.write(directions, sigma)
+        return not agree(fast, _plain(energy, batch, size), slack=SLACK)
 
 
 def _example_differs(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> bool:
@@ -50,14 +53,45 @@ def _example_differs(energy: BlockEnergy, batch: Any, size: int, sigma: float) -
         fast = _fast(energy, batch, size, sigma)
         shared = energy.shared.directions() if energy.shared is not None else {}
     energy.example.recording = False
-    for example in (0, size - 1):
-        alone = company(example, size)
-        directions = shared | energy.example.directions(example)
-        plain = _plain(energy, chosen(batch, alone, size), len(alone), sigma, directions)
-        mine, theirs = of_examples(fast, size, alone, plain, len(alone))
-        if not mine or not agree(mine, theirs, scale=fast, slack=SLACK):
-            return True
+    # both before the weights, which they are made from, are written to
+    directions = {example: shared | energy.example.directions(example) for example in (0, size - 1)}
+    with _InPlace(energy.evaluation.model, energy.plan.names) as weights:
+        for example in directions:
+            alone = company(example, size)
+            weights.write(directions[example], sigma)
+            plain = _plain(energy, chosen(batch, alone, size), len(alone))
+            mine, theirs = of_examples(fast, size, alone, plain, len(alone))
+            if not mine or not agree(mine, theirs, scale=fast, slack=SLACK):
+                return True
     return False
+
+
+class _InPlace:
+    """w + sigma a z written into the weights themselves, and w at the end: one copy of them, however often."""
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        parameters = dict(model.named_parameters())
+        self._kept = [(name, parameters[name], parameters[name].data, parameters[name].data.clone()) for name in names]
+
+    def write(self, directions: dict[str, Tensor], sigma: float) -> None:
+        """Write w + sigma a z, where ``directions`` are a z by name."""
+        for name, parameter, data, w in self._kept:
+            _point(parameter, data)
+            torch.add(w, directions[name], alpha=sigma, out=data)
+
+    def __enter__(self) -> _InPlace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _name, parameter, data, w in self._kept:
+            _point(parameter, data)
+            data.copy_(w)
+
+
+def _point(parameter: nn.Parameter, data: Tensor) -> None:
+    """Let a parameter have its memory again, should the network have given it another."""
+    if parameter.data_ptr() != data.data_ptr():
+        parameter.data = data
 
 
 def _examples(energy: BlockEnergy) -> tuple[Any, int]:
@@ -69,25 +103,24 @@ def _examples(energy: BlockEnergy) -> tuple[Any, int]:
 
 
 def _fast(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> Any:
-    """Outputs by the fast path, with a z that is drawn for this."""
+    """Outputs by the fast path, with a z that is drawn for this: the second ones, which use what the first kept."""
     seed = derive_seed(energy.plan.request.seed, "self-check")
     generator = generator_of(energy.evaluation.device, seed)
     energy.start(batch, size, generator)
     if energy.shared is not None and not energy.common:
         energy.shared.draw(generator)
-    seed_everything(seed)
-    return comparable(energy.evaluation, energy.outputs(batch, sigma, []), size)
+    for strength in (sigma / 2, sigma) if energy.common else (sigma,):
+        seed_everything(seed)
+        result = energy.outputs(batch, strength, [])
+    return comparable(energy.evaluation, result, size)
 
 
-def _plain(energy: BlockEnergy, batch: Any, size: int, sigma: float, directions: dict[str, Tensor]) -> Any:
-    """Outputs of the network as it is, with w + sigma z * w in its weights, where ``directions`` are z * w."""
+def _plain(energy: BlockEnergy, batch: Any, size: int) -> Any:
+    """Outputs of the network as it is, with the weights that it has."""
     evaluation = energy.evaluation
     module, evaluation.module = evaluation.module, evaluation.model
     try:
-        with SharedNoise(evaluation.model, list(directions), in_place=True) as noise:
-            noise.point(directions)
-            noise.apply(sigma)
-            seed_everything(derive_seed(energy.plan.request.seed, "self-check"))
-            return comparable(evaluation, evaluation.outputs(cloned(batch)), size)
+        seed_everything(derive_seed(energy.plan.request.seed, "self-check"))
+        return comparable(evaluation, evaluation.outputs(cloned(batch)), size)
     finally:
         evaluation.module = module

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from wideflat.energy.uses import is_differentiated
 from wideflat.kernels.noise import GaussianNoise
 
 __all__ = ["FirstLayer", "SharedNoise", "fill_normal", "unwritten", "view_of"]
@@ -66,7 +67,10 @@ class SharedNoise:
         for name in names:
             parameter = parameters[name]
             if not parameter.is_floating_point():
-                raise ValueError(f"only real floating-point parameters can be perturbed; {name} is {parameter.dtype}")
+                raise ValueError(
+                    f"only real floating-point parameters can be perturbed; {name} is {parameter.dtype}: leave it "
+                    "out by parameters=, or hold a complex one as two real ones (torch.view_as_real)"
+                )
             groups.setdefault((parameter.device, parameter.dtype), []).append(parameter)
         self._original = [(parameter, parameter.data) for group in groups.values() for parameter in group]
         self._name_of = {id(parameter): name for name, parameter in parameters.items()}
@@ -225,7 +229,7 @@ def view_of(x: Any, source: Tensor | None) -> tuple[Any, ...] | None:
         >>> view_of(x, x) == view_of(x[:], x), view_of(x, x) == view_of(x.T, x), view_of(x + 0, x)
         (True, False, None)
     """
-    if source is None or type(x) is not Tensor or x.layout is not torch.strided:
+    if source is None or type(x) is not Tensor or x.layout is not torch.strided or is_differentiated(x):
         return None
     try:
         if x.data_ptr() != source.data_ptr() or x.numel() != source.numel():

@@ -6,6 +6,9 @@
     affine part of a normalisation         independent
     several positions, or several times    flipout       (convolutions, layers along a sequence)
     anything else                          shared        one z for the batch
+
+A layer whose input is differentiated inside of the network (a force that is the gradient of an energy, ``torch.func``)
+is "anything else": noise that has the right distribution at a point has not the right derivative there.
 """
 
 from __future__ import annotations
@@ -16,9 +19,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["CONVOLUTIONS", "Unforeseen", "Use", "is_description", "tensors_in", "treatments", "use_of", "uses"]
+__all__ = [
+    "CONVOLUTIONS",
+    "Unforeseen",
+    "Use",
+    "is_description",
+    "is_differentiated",
+    "tensors_in",
+    "treatments",
+    "use_of",
+    "uses",
+]
 
 #: Convolutions and the number of axes of a batch of their inputs.
 CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}
@@ -48,7 +62,7 @@ def use_of(
 ) -> Use:
     """What ``parameter`` is to an operation on a batch of ``size`` examples."""
     x = args[0] if args else None
-    if not isinstance(x, Tensor) or x is parameter or x.dim() < 2 or x.shape[0] != size:
+    if not isinstance(x, Tensor) or x is parameter or x.dim() < 2 or x.shape[0] != size or is_differentiated(x):
         return _OTHER
     place = {F.batch_norm: 3, F.layer_norm: 2, F.group_norm: 2}.get(func, 1)
     weight = args[place] if len(args) > place else kwargs.get("weight")
@@ -110,6 +124,21 @@ def treatments(found: dict[int, list[list[Use]]]) -> dict[int, str]:
         else:
             plan[key] = "flipout" if kinds <= {"vector", "positions"} else "shared"
     return plan
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Whether a tensor carries more than its values: a graph, a tangent, or a level of ``torch.func``.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> with torch.no_grad(): is_differentiated(x)
+        False
+        >>> is_differentiated(2 * x), is_differentiated(torch.ones(2))
+        (True, False)
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return True
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
 def tensors_in(*arguments: Any) -> Iterator[Tensor]:

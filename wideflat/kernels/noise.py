@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ _PERIOD = 1 << 128
 #: The increment of SplitMix64, and 64 ones.
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+#: Its output function: shifts and factors, and the last shift.
+_ROUNDS, _LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
 
 #: Numbers that are made at a time: few enough for the cache, and for torch not to start threads.
 CHUNK = 32768
@@ -81,20 +83,47 @@ def _tails(dtype: torch.dtype) -> Tensor:
     return (means * math.sqrt((1 - body) / math.fsum(squares))).to(dtype)
 
 
-def _mix(number: Any) -> Any:
-    """The output function of SplitMix64, for a whole number or an array of 64-bit ones."""
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
-    return number ^ (number >> 31)
+def _mix(number: int) -> int:
+    """The output function of SplitMix64."""
+    for shift, factor in _ROUNDS:
+        number = (number ^ (number >> shift)) * factor & _MASK
+    return number ^ (number >> _LAST_SHIFT)
 
 
-def _finest(part: int, more: int) -> tuple[int, int]:
-    """Level and number of the part, from that at the first level, which is among the outermost again."""
-    level = 0
-    while part < TAIL_PARTS and level < TAIL_LEVELS - 1:
-        level, more = level + 1, more >> TAIL_BITS
+def _mix_(numbers: np.ndarray) -> np.ndarray:
+    """The same of 64-bit numbers, which it overwrites."""
+    for shift, factor in _ROUNDS:
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(_LAST_SHIFT)
+    return numbers
+
+
+@cache
+def _first_level() -> np.ndarray:
+    """The numbers of the first level of both tails, by part (counted as in ``_body``) and by the bits that cut it.
+
+    NaN where it is to be cut again.
+    """
+    upper = _tails(torch.float32)[0].numpy().copy()
+    upper[:TAIL_PARTS] = np.nan
+    upper = upper.reshape(TAIL_PARTS, -1)
+    return np.concatenate([upper[::-1], -upper]).reshape(-1)
+
+
+def _finer(part: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """The numbers of parts of both tails that are to be cut more than once, by bits of ``more``."""
+    lower = part >= TAIL_PARTS
+    part = np.where(lower, part - TAIL_PARTS, TAIL_PARTS - 1 - part)
+    numbers, left = np.empty(len(part), dtype=np.float32), np.arange(len(part))
+    for table in _tails(torch.float32).numpy():
         part = part << TAIL_BITS | more & _FINER
-    return level, part
+        numbers[left] = table[part]
+        again = part < TAIL_PARTS
+        if not again.any():
+            break
+        part, more, left = part[again], more[again] >> TAIL_BITS, left[again]
+    return np.negative(numbers, out=numbers, where=lower)
 
 
 def _check(out: Tensor, weights: Tensor | None) -> None:
@@ -109,6 +138,20 @@ def _check(out: Tensor, weights: Tensor | None) -> None:
             f"weights must be contiguous and like out, {tuple(out.shape)} of {out.dtype}; got {tuple(weights.shape)} "
             f"of {weights.dtype} with strides {weights.stride()} on {weights.device}"
         )
+
+
+class _Scratch(threading.local):
+    """Memory for one chunk, one of it a thread: to ask the system for it would take longer than to fill it."""
+
+    def __init__(self) -> None:
+        self.index = torch.empty(CHUNK, dtype=torch.int32)
+        self.values = torch.empty(CHUNK)
+        self.index_array, self.value_array = self.index.numpy(), self.values.numpy()
+        self.from_the_ends = np.empty(CHUNK, dtype=np.uint16)
+        self.is_outermost = np.empty(CHUNK, dtype=bool)
+
+
+_scratch = _Scratch()
 
 
 class GaussianNoise:
@@ -142,9 +185,6 @@ class GaussianNoise:
         self._position = 0
         start = self._bits.state["state"]
         self._origin = (start["state"], start["inc"])
-        self._index = torch.empty(CHUNK, dtype=torch.int32)
-        self._index_array = self._index.numpy()
-        self._values = torch.empty(CHUNK)
 
     def __call__(self, step: int, start: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """``count`` numbers of the given step, from place ``start`` on."""
@@ -188,13 +228,7 @@ class GaussianNoise:
             self._by_kernel(out, weights, step, 0)
             torch.autograd.graph.increment_version(out)
             return out
-        factors = None if weights is None else weights.view(-1).split(CHUNK)
-        for at, part in enumerate(out.view(-1).split(CHUNK)):
-            numbers = self._draw(step, at * CHUNK, len(part))
-            if factors is None:
-                part.copy_(numbers)
-            else:
-                torch.mul(numbers.to(part.dtype), factors[at], out=part)
+        self._fill_by_numpy(out, weights, step)
         return out
 
     def source(self, step: int) -> Source:
@@ -222,37 +256,80 @@ class GaussianNoise:
 
     def _draw(self, step: int, start: int, count: int) -> Tensor:
         """At most a chunk of numbers, in memory that the next call uses again."""
-        if not kernel_is_there(self._values):
+        values = _scratch.values[:count]
+        if not kernel_is_there(values):
             return self._draw_by_numpy(step, start, count)
-        values = self._values[:count]
         self._by_kernel(values, None, step, start)
         return values
 
     def _draw_by_numpy(self, step: int, start: int, count: int) -> Tensor:
-        """The same without a compiler. Four numbers share 64 random bits."""
+        """The same without a compiler."""
+        values, outermost, parts = self._body(step, start, count)
+        if len(outermost):
+            _scratch.value_array[outermost] = self._tail(step, outermost + start, parts)
+        return values
+
+    def _fill_by_numpy(self, out: Tensor, weights: Tensor | None, step: int) -> None:
+        """:meth:`fill` without a compiler. The tails come at the end, all at once: they are few, and calls are dear."""
+        flat, outermost, ends = out.view(-1), [], []
+        if weights is not None:
+            weights = weights.view(-1)
+            if weights.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
+                weights = weights.clone()
+        for start in range(0, len(flat), CHUNK):
+            piece = flat[start : start + CHUNK]
+            numbers, places, their_ends = self._body(step, start, len(piece), piece)
+            if weights is not None:
+                torch.mul(numbers.to(piece.dtype), weights[start : start + CHUNK], out=piece)
+            elif numbers is not piece:
+                piece.copy_(numbers)
+            outermost.append(places + start if start else places)
+            ends.append(their_ends)
+        if not outermost:
+            return
+        at = outermost[0] if len(outermost) == 1 else np.concatenate(outermost)
+        tails = self._tail(step, at, ends[0] if len(ends) == 1 else np.concatenate(ends))
+        if out.dtype is torch.float32:
+            flat.numpy()[at] = tails if weights is None else tails * weights.numpy()[at]
+        else:
+            where, more = torch.from_numpy(at), torch.from_numpy(tails).to(out.dtype)
+            flat[where] = more if weights is None else more * weights[where]
+
+    def _body(
+        self, step: int, start: int, count: int, out: Tensor | None = None
+    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """At most a chunk of numbers from 16 bits each; which of them belong to a tail, and to which part of the tails.
+
+        The numbers are in ``out`` if it is of float32. Four of them share 64 random bits. The parts of both tails
+        are counted upwards from the innermost of the upper one.
+        """
         word, skip = divmod(start, 4)
         wanted = step * _STRIDE + word
         if wanted != self._position:
             self._bits.advance((wanted - self._position) % _PERIOD)
         words = (skip + count + 3) // 4
         parts = self._bits.random_raw(words).view(np.uint16)[skip : skip + count]
-        self._index_array[:count] = parts
         self._position = wanted + words
-        values = torch.index_select(_quantiles(torch.float32), 0, self._index[:count], out=self._values[:count])
+        values = _scratch.values[:count] if out is None or out.dtype is not torch.float32 else out
+        index = _scratch.index if count == CHUNK else _scratch.index[:count]
+        _scratch.index_array[:count] = parts
+        torch.index_select(_quantiles(torch.float32), 0, index, out=values)
         # counted from the ends, so that one comparison finds both
-        outermost = np.flatnonzero(parts + np.uint16(TAIL_PARTS) < np.uint16(2 * TAIL_PARTS))
-        if len(outermost):
-            values.numpy()[outermost] = self._tail(step, start, outermost, parts[outermost])
-        return values
+        ends = np.add(parts, np.uint16(TAIL_PARTS), out=_scratch.from_the_ends[:count])
+        (outermost,) = np.less(ends, np.uint16(2 * TAIL_PARTS), out=_scratch.is_outermost[:count]).nonzero()
+        return values, outermost, ends[outermost]
 
-    def _tail(self, step: int, start: int, places: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        """The numbers of outermost parts at places counted from ``start``; see ``tail`` in ``noise.h``."""
-        table = _tails(torch.float32).numpy()
-        counter = self._tail_key(step) + (start + 1) * _GOLDEN & _MASK
-        more = _mix(places.astype(np.uint64) * _GOLDEN + counter)
-        lower = parts.view(np.int16) >= 0
-        part = np.where(lower, parts, ~parts).astype(np.uint64) << TAIL_BITS | more & _FINER
-        numbers = table[0, part]
-        for row in np.flatnonzero(part < TAIL_PARTS):  # one in 16
-            numbers[row] = table[_finest(int(part[row]), int(more[row]))]
-        return np.negative(numbers, out=numbers, where=lower)
+    def _tail(self, step: int, places: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """The numbers of parts of the tails, counted as in :meth:`_body`, at their places; ``tail`` in ``noise.h``."""
+        more = places.astype(np.uint64)
+        more *= np.uint64(_GOLDEN)
+        more += np.uint64(self._tail_key(step) + _GOLDEN & _MASK)
+        _mix_(more)
+        first = more.astype(np.uint16)
+        first &= np.uint16(_FINER)
+        first |= ends << np.uint16(TAIL_BITS)
+        numbers = _first_level()[first]
+        (finer,) = np.isnan(numbers).nonzero()  # one in 16
+        if len(finer):
+            numbers[finer] = _finer(ends[finer].astype(np.int64), more[finer].view(np.int64))
+        return numbers

@@ -2,7 +2,7 @@
 
 import torch
 
-from zoo import examples, layers, parameters, wrapped
+from zoo import examples, layers, parameters, unusual, wrapped
 
 KINDS = (
     layers.plain,
@@ -12,6 +12,7 @@ KINDS = (
     parameters.parameters,
     examples.examples,
     wrapped.wrapped,
+    unusual.unusual,
 )
 
 
@@ -47,4 +48,7 @@ REFUSED = {
     "memory shared in part": _ALL,
     "expanded parameter": _ALL,
     "keeps a state": _ALL,
+    "complex parameter": _ALL,
+    "a layer of the first example": _EXAMPLE,
+    "autocast inside": _EXAMPLE,
 }
