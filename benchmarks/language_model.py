@@ -1,12 +1,12 @@
-"""What an outer loop costs around the optimizers of a language model: the update, a whole step, memory; its local energy.
+"""What an outer loop costs around the optimizers of a language model: update, whole step, memory; its local energy.
 
     python benchmarks/language_model.py            about five minutes
     python benchmarks/language_model.py --quick    fewer rounds
 
-A network like GPT-2 with 10 million parameters (transformers, from a configuration), mini-batches of 8 x 64 tokens. Each
-ratio is the median (and quartiles) over rounds of the time of `Entropic` around an optimizer against that optimizer alone
-in the same round. Rates are tiny, so that every repeat does the same work. Memory is what the optimizers keep for each
-parameter, in copies of it.
+A network like GPT-2 with 10 million parameters (transformers, from a configuration), mini-batches of 8 x 64 tokens.
+Each ratio is the median (and quartiles) over rounds of the time of `Entropic` around an optimizer against that
+optimizer alone in the same round. Rates are tiny, so that every repeat does the same work. Memory is what the
+optimizers keep for each parameter, in copies of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ FORMS: dict[str, dict[str, Any]] = {
 def network() -> nn.Module:
     """GPT-2 with 6 layers of width 320 and 8,000 tokens: 10 million parameters."""
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=8000, n_positions=128, n_embd=320, n_layer=6, n_head=5, use_cache=False)
+    tokens = {"vocab_size": 8000, "bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**tokens, n_positions=128, n_embd=320, n_layer=6, n_head=5, use_cache=False)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     return GPT2LMHeadModel(config)
 
@@ -169,7 +170,7 @@ def energy(sigma: float = 0.05, perturbations: int = 6) -> None:
     ratio = statistics.variance(values) * each / (float(profile.stderr[-1]) ** 2 * spent)
     print(f"\nlocal energy of the loss at sigma {sigma}: naive {statistics.mean(values):.4f} (n = {perturbations}), ")
     print(
-        f"  wideflat {float(profile.mean[-1]):.4f} ± {float(profile.stderr[-1]):.4f}, noise {profile.conventions['noise']}"
+        f"  wideflat {float(profile.mean[-1]):.4f} ± {float(profile.stderr[-1]):.4f} ({profile.conventions['noise']})"
     )
     print(f"  the naive loop takes {ratio:.1f} times as long to the same standard error")
 
