@@ -40,3 +40,9 @@ def test_every_page_is_in_the_table_of_contents():
     index = (ROOT / "docs" / "index.md").read_text()
     listed = set(re.findall(r"^([a-z_]+)$", index, re.MULTILINE))
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= listed
+
+
+def test_every_page_says_first_what_one_can_do_after_it():
+    for page in (ROOT / "docs").glob("*.md"):
+        title, first, *_ = page.read_text().split("\n\n")
+        assert title.startswith("# ") and ("After this page" in first or page.stem == "index"), page.name
