@@ -2,8 +2,8 @@
 
     python tools/check_wheel.py [--keep FOLDER]
 
-Builds wheel and sdist, looks at their sizes and content, installs the wheel with the extra for the command line into a new
-environment, and runs there, in another folder, the Python blocks of README.md and `wideflat demo`.
+Builds wheel and sdist, looks at their sizes and content, installs the wheel with the extra for the command line into a
+new environment, and runs there, in another folder, the Python blocks of README.md and `wideflat demo`.
 """
 
 from __future__ import annotations
