@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FOR_TESTS := $(VENV)/.installed-dev
 
-.PHONY: demo test lint types slow test-device fuzz soak bench clean
+.PHONY: demo test lint types slow test-device fuzz soak bench docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/wideflat demo
@@ -40,6 +40,11 @@ soak: MINUTES := 60
 soak: SEED := 0
 soak: $(FOR_TESTS)
 	$(BIN)/python tools/soak.py --minutes $(MINUTES) --seed $(SEED)
+
+# The site: docs/ and the docstrings, searchable, offline, in build/docs.
+docs: $(FOR_TESTS)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "the site is build/docs/index.html"
 
 bench: $(FOR_TESTS)
 	@for file in benchmarks/[a-z]*.py; do \

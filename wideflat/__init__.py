@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wideflat.notebook import plot
     from wideflat.replicas import ReplicaCoupling, Replicas
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Where each public name is. It is imported when it is asked for: those who train need not wait for the measures.
 _PLACES = {
