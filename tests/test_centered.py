@@ -8,7 +8,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import wideflat
-from wideflat.centered import adopt_state, check_overlap, step_quietly
+from wideflat.centered import adopt_state, step_quietly
+from wideflat.checks import check_parameter
 
 
 def test_a_quiet_step_is_the_step_without_the_hooks_on_all_optimizers():
@@ -38,9 +39,9 @@ def test_state_is_adopted_by_its_names():
 
 
 def test_what_shares_memory_with_itself_is_refused():
-    check_overlap(torch.zeros(3, 1).expand(3, 1))
+    check_parameter(torch.zeros(3, 1).expand(3, 1))
     with pytest.raises(ValueError, match=r"shape \(3, 2\) is expanded"):
-        check_overlap(torch.zeros(3, 1).expand(3, 2))
+        check_parameter(torch.zeros(3, 1).expand(3, 2))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # Lightning's own: it calls torch functions that torch 2.13 deprecates, and reports on loaders without workers.
+# peft's: it asks transformers for a name that transformers has given up.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*")
 @pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")

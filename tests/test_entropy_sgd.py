@@ -202,6 +202,7 @@ def test_the_inner_optimizer_sees_the_pull_and_leaves_the_gradients_alone():
     assert (Seen.seen, w.grad.item()) == (1.0 + 10.0 * (0.5 - 1.0), 1.0)
 
 
+@pytest.mark.filterwarnings("ignore:gamma > 0 in the gradient of Adam")
 def test_an_inner_optimizer_is_saved_and_loaded_with_the_types_it_needs():
     def make():
         params = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
@@ -367,6 +368,7 @@ def test_an_emptied_state_starts_afresh(fused):
     assert all(torch.equal(p, q) for p, q in zip(params, twin, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:gamma > 0 in the gradient of Adam")
 def test_copies_and_pickles_continue_alike():
     params = parameters()
     opt = wideflat.EntropySGD(params, inner_steps=3, momentum=0.9, inner=partial(torch.optim.Adam))
@@ -496,3 +498,14 @@ def test_torch_averages_of_the_center_compose(averaging):
     torch.testing.assert_close(averaged.module[0].weight.detach(), expected)
     wideflat.refresh_batch_norm(averaged, [torch.randn(8, 3)])
     assert averaged.module[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("adam", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_pull_through_an_adam_of_short_cycles_is_warned_of(adam):
+    make = partial(wideflat.EntropySGD, parameters(), inner=adam)
+    with pytest.warns(UserWarning, match=r"inner_steps = 5 < 10: .* Use wideflat\.Entropic around it"):
+        make()
+    make(gamma=0.0)
+    make(inner_steps=10)
+    wideflat.EntropySGD(parameters(), inner=torch.optim.RMSprop)
+    wideflat.Lookahead(parameters(), inner=adam)

@@ -1,5 +1,6 @@
 """The sum of the replicas' losses, and what networks return for mappings."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -87,3 +88,86 @@ def test_a_training_without_hand_work_is_resumed_exactly():
     for p, q in zip(whole[0].parameters(), again[0].parameters(), strict=True):
         assert torch.equal(p, q)
     assert whole[2].gamma == again[2].gamma == pytest.approx(1.0)
+
+
+# ---------------------------------------------------------------------------------------------------- a shared base
+
+
+class Adapted(nn.Module):
+    """A frozen matrix, the same in all, and an adapter B A beside it."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        base = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+        self.base = nn.Linear(4, 3, bias=False)
+        self.base.weight = nn.Parameter(base, requires_grad=False)
+        self.tied = self.base
+        self.a, self.b = nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)
+
+    def forward(self, x):
+        return self.tied(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_a_frozen_base_is_kept_once(independent):
+    torch.manual_seed(0)
+    replicas = Replicas(Adapted, 3, independent=independent, share_frozen=True)
+    assert len({model.base.weight.data_ptr() for model in replicas}) == 1
+    assert len({id(model.tied.weight) for model in replicas}) == 1
+    assert sum(p.numel() for p in replicas.parameters()) == 12 + 3 * (8 + 6)
+    torch.manual_seed(0)
+    apart = Replicas(Adapted, 3, independent=independent)
+    x = torch.randn(3, 5, 4)
+    torch.testing.assert_close(replicas(x), apart(x), rtol=0, atol=0)
+    for these in (replicas, apart):
+        opt = torch.optim.SGD([p for p in these.parameters() if p.requires_grad], lr=0.1)
+        coupling = wideflat.ReplicaCoupling(these, period=1, gamma=0.3)
+        for t in range(4):
+            opt.zero_grad()
+            generator = torch.Generator().manual_seed(t)
+            these(torch.randn(3, 5, 4, generator=generator)).square().mean((1, 2)).sum().backward()
+            coupling.couple()
+            opt.step()
+    torch.testing.assert_close(replicas(x), apart(x))
+    torch.testing.assert_close(replicas.distances(), apart.distances())
+    center = replicas.barycenter()
+    torch.testing.assert_close(center(x[0]), apart.barycenter()(x[0]))
+    assert center.base.weight.data_ptr() == replicas[0].base.weight.data_ptr()
+    before = replicas[0].base.weight.clone()
+    with coupling.at_barycenter():
+        pass
+    assert torch.equal(replicas[0].base.weight, before)
+
+
+def test_a_shared_base_survives_copies_casts_and_files(tmp_path):
+    torch.manual_seed(0)
+    replicas = Replicas(Adapted, 2, share_frozen=True)
+    other = copy.deepcopy(replicas).double()
+    assert other[0].base.weight is other[1].base.weight and other[0].base.weight.dtype == torch.float64
+    assert len(other.own(other[0])) == 2
+    torch.save(replicas.state_dict(), tmp_path / "replicas.pt")
+    again = Replicas(Adapted, 2, share_frozen=True)
+    again.load_state_dict(torch.load(tmp_path / "replicas.pt", weights_only=True))
+    x = torch.randn(2, 5, 4)
+    torch.testing.assert_close(again(x), replicas(x), rtol=0, atol=0)
+    assert again[0].base.weight is again[1].base.weight
+
+
+def test_bases_that_differ_are_refused():
+    seeds = iter(range(9))
+    with pytest.raises(ValueError, match=r"base\.weight differs between replicas"):
+        Replicas(lambda: Adapted(next(seeds)), 2, share_frozen=True)
+    Replicas(lambda: Adapted(next(seeds)), 2)  # not shared, they may
+
+
+def test_the_mean_of_factors_is_not_the_mean_of_products():
+    torch.manual_seed(0)
+    replicas = Replicas(Adapted, 3, share_frozen=True)
+    center = replicas.barycenter()
+    products = torch.stack([model.b.weight @ model.a.weight for model in replicas])
+    assert (center.b.weight @ center.a.weight - products.mean(0)).norm() > 0.1 * products.mean(0).norm()
+    with torch.no_grad():  # collapsed: there is no difference
+        for model in replicas:
+            model.load_state_dict(replicas[0].state_dict())
+    center = replicas.barycenter()
+    torch.testing.assert_close(center.b.weight @ center.a.weight, replicas[0].b.weight @ replicas[0].a.weight)

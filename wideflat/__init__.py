@@ -16,7 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wideflat.baselines import EASGD, SAM, Lookahead, Parle
+    from wideflat.baselines import ASAM, EASGD, GSAM, SAM, SNOO, DiLoCo, FriendlySAM, Lookahead, LookSAM, Parle
+    from wideflat.baselines import StreamingDiLoCo as StreamingDiLoCo
     from wideflat.batch_norm import refresh_batch_norm
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from wideflat.entropy.learning_coefficient import llc
     from wideflat.entropy.measure import local_entropy
     from wideflat.entropy_sgd import EntropySGD
-    from wideflat.focusing import Focusing, automatic_gamma0
+    from wideflat.focusing import Focusing, TargetDistance, automatic_gamma0
     from wideflat.replicas import ReplicaCoupling, Replicas
 
 __version__ = "0.1.0"
@@ -41,8 +42,9 @@ _PLACES = {
     "Entropic": "entropic",
     "Replicas": "replicas",
     "ReplicaCoupling": "replicas",
-    "Focusing": "focusing",
-    "automatic_gamma0": "focusing",
+    "Focusing": "focusing.schedule",
+    "automatic_gamma0": "focusing.automatic",
+    "TargetDistance": "focusing.target_distance",
     "refresh_batch_norm": "batch_norm",
     "local_energy": "energy.measure",
     "LocalEnergy": "energy.profile",
@@ -62,7 +64,14 @@ _PLACES = {
     "Lookahead": "baselines.lookahead",
     "EASGD": "baselines.easgd",
     "Parle": "baselines.parle",
+    "SNOO": "baselines.snoo",
+    "DiLoCo": "baselines.diloco",
+    "StreamingDiLoCo": "baselines.streaming_diloco",
     "SAM": "baselines.sam",
+    "ASAM": "baselines.asam",
+    "GSAM": "baselines.gsam",
+    "FriendlySAM": "baselines.friendly_sam",
+    "LookSAM": "baselines.look_sam",
     "CommitteeMachine": "committee.machine",
 }
 
@@ -76,6 +85,7 @@ __all__ = [
     "ReplicaCoupling",
     "Focusing",
     "automatic_gamma0",
+    "TargetDistance",
     "refresh_batch_norm",
     "local_energy",
     "LocalEnergy",
@@ -95,7 +105,14 @@ __all__ = [
     "Lookahead",
     "EASGD",
     "Parle",
+    "SNOO",
+    "DiLoCo",
+    "StreamingDiLoCo",
     "SAM",
+    "ASAM",
+    "GSAM",
+    "FriendlySAM",
+    "LookSAM",
     "CommitteeMachine",
     "__version__",
 ]

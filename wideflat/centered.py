@@ -16,9 +16,11 @@ from torch.optim import Optimizer
 
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.foreach import as_held
+from wideflat.kernels.parts import has_gradient
 from wideflat.kernels.rounding import ROUNDED, empty_rest
+from wideflat.kernels.shards import anywhere, local, local_gradient, placed, replace, total
 
-__all__ = ["Centered", "adopt_state", "check_overlap", "step_quietly", "warn_off_center"]
+__all__ = ["Centered", "adopt_state", "step_quietly", "warn_off_center"]
 
 #: State of a parameter that is made here, not by the inner optimizers or the outer one.
 OWN = ("center", "mean", "momentum_buffer")
@@ -84,6 +86,10 @@ class Centered(Optimizer):
             )
         return positions.pop(), lengths.pop()
 
+    def _is_open(self) -> bool:
+        """Is a cycle under way, so that the model holds w' and not w?"""
+        return self._phase()[0] > 0
+
     # --------------------------------------------------------------------------------------------- state, where it is
 
     def _has_center(self, p: Tensor) -> bool:
@@ -118,7 +124,7 @@ class Centered(Optimizer):
     def _fit(self, params: list[Tensor]) -> None:
         """Let state follow parameters that were cast, moved or laid out anew (``model.double()``, channels_last)."""
         for p in params:
-            layout = p.shape, p.stride(), p.dtype, p.device
+            layout = p.shape, local(p).stride(), p.dtype, p.device
             if self._layouts.get(p) == layout:
                 continue
             center, state = self._centers[p], self.state[p]
@@ -136,8 +142,9 @@ class Centered(Optimizer):
             )
         dtype, device = torch.promote_types(p.dtype, self.state_dtype), torch.device(self.state_device or p.device)
         cast_or_moved = tensor.dtype != dtype or tensor.device != device
-        if cast_or_moved or (is_dense(p) and tensor.stride() != p.stride()):
-            tensor.data = self._like(p).copy_(tensor)
+        part = local(p)
+        if cast_or_moved or (is_dense(part) and local(tensor).stride() != part.stride()):
+            replace(tensor, self._like(p).copy_(tensor))
 
     def _restart(self, inner: Optimizer) -> None:
         """Give an inner optimizer the state that it had at the beginning: none, as a rule."""
@@ -153,6 +160,9 @@ class Centered(Optimizer):
         if self.inner_state == "restart":
             self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
 
+    def _has_gradient(self, p: Tensor) -> bool:
+        return has_gradient(p, type(self).__name__)
+
     # ------------------------------------------------------------------------------------------ state, saved and loaded
 
     def _publish(self) -> None:
@@ -165,6 +175,16 @@ class Centered(Optimizer):
                 state = self.outer.state.get(center, {})
                 self.state[p].update({f"outer_{name}": value for name, value in state.items()})
 
+    def _is_rehearsal(self) -> bool:
+        """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
+        state, with zero gradients and zero ``lr``; that must not move anything.
+        """
+        if any("center" in state for state in self.state.values()):
+            return False
+        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not anywhere(
+            (p, local_gradient(p).any()) for p in self._parameters() if self._has_gradient(p)
+        )
+
     def _rehearse(self) -> None:
         """Make the state of the optimizers by a step that is taken back, so that its names are there for a checkpoint
         to be loaded. Its values mean nothing: they are loaded over, or forgotten at the first step.
@@ -176,7 +196,8 @@ class Centered(Optimizer):
                 params = [p for group in optimizer.param_groups for p in group["params"]]
                 before = [p.detach().clone() for p in params]
                 step_quietly(optimizer)
-                torch._foreach_copy_(params, before)
+                for p, w in zip(params, before, strict=True):
+                    p.copy_(w)
                 self._rehearsed.append(optimizer)
         for center in self._centers.values():
             center.grad = None
@@ -213,8 +234,8 @@ class Centered(Optimizer):
         if heard is not None:
             params = [p for group in self.param_groups for p in group["params"]]
             numbers = [number for group in heard["param_groups"] for number in group["params"]]
-            saved = {p: heard["state"].get(number, {}) for p, number in zip(params, numbers, strict=True)}
-            self._adopt(saved, heard["param_groups"])
+            states = [heard["state"].get(number, {}) for number in numbers]
+            self._adopt({p: _placed(s, p) for p, s in zip(params, states, strict=True)}, heard["param_groups"])
 
     @torch.no_grad()
     def _adopt(self, saved: dict[Tensor, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
@@ -232,13 +253,13 @@ class Centered(Optimizer):
                 if "center" in saved[p]:
                     state = self._allocate(number, p)
                     for name in state.keys() & copies[p].keys():
-                        state[name].data = copies[p][name]
+                        replace(state[name], copies[p][name])
                     if "explorer" in saved[p]:
                         state["explorer"] = torch.empty_like(p, requires_grad=False).copy_(saved[p]["explorer"])
                     if "rest" in saved[p] and saved[p]["rest"].dtype == ROUNDED.get(p.dtype):
                         state["rest"] = empty_rest(p).copy_(saved[p]["rest"])
         adopt_state(self.outer, "outer_", {center: saved[p] for p, center in self._centers.items()})
-        if self.evaluating and self._phase()[0] > 0 and not any("explorer" in s for s in self.state.values()):
+        if self.evaluating and self._is_open() and not any("explorer" in s for s in self.state.values()):
             raise ValueError(
                 "the state was saved after eval() in the middle of a cycle, and came here without w'; save it after "
                 "train(), or not flattened"
@@ -263,7 +284,7 @@ class Centered(Optimizer):
     @property
     def at_center(self) -> bool:
         """Does the model hold w now? At the start of a cycle, within `center`, and after `eval`."""
-        return self._within_center or self.evaluating or self._phase()[0] == 0
+        return self._within_center or self.evaluating or not self._is_open()
 
     @contextmanager
     def center(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -320,7 +341,7 @@ class Centered(Optimizer):
     @torch.no_grad()
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
-        if self._phase()[0] > 0:
+        if self._is_open():
             for p, state in self.state.items():
                 if "center" in state:
                     state["explorer"] = p.detach().clone()
@@ -335,14 +356,20 @@ class Centered(Optimizer):
     @torch.no_grad()
     def distance(self) -> Tensor:
         """d(w', w): half the squared distance between explorer and center, over all parameters."""
-        total = torch.zeros((), dtype=torch.float64)
-        if self._phase()[0] > 0:
-            for p, state in self.state.items():
+        squares = []
+        if self._is_open():
+            for p in self._parameters():
+                state = self.state.get(p, {})
                 if "center" in state:
-                    w_prime = state.get("explorer", p.detach())
-                    (held,) = as_held([state["center"]], [w_prime])
-                    total += (w_prime - held).double().square().sum().cpu() / 2
-        return total
+                    w_prime = local(state.get("explorer", p.detach()))
+                    (held,) = as_held([local(state["center"])], [w_prime])
+                    squares.append((p, (w_prime - held).double().square().sum().cpu() / 2))
+        found = total(squares)
+        return torch.zeros((), dtype=torch.float64) if found is None else found
+
+    def _parameters(self) -> list[Tensor]:
+        """All parameters, in an order that is the same on every rank."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _refuse_within_center(self, what: str) -> None:
         if self._within_center:
@@ -370,6 +397,11 @@ def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                     f"{tuple(p.shape)}; load the state of an optimizer of the same parameters"
                 )
     optimizer.__dict__["_heard"] = state_dict
+
+
+def _placed(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
+    """What was saved of a parameter, its tensors cut over the ranks as the parameter is."""
+    return {name: placed(value, p) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def warn_off_center(model: nn.Module, stacklevel: int = 2) -> None:
@@ -402,12 +434,3 @@ def step_quietly(optimizer: Optimizer) -> None:
     """A step of an optimizer inside another one: hooks on all optimizers count the step of the outer one alone."""
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer) if getattr(step, "hooked", False) else optimizer.step()
-
-
-def check_overlap(p: Tensor) -> None:
-    """Refuse a parameter whose elements share memory, as those of an expanded tensor do."""
-    if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} is expanded: its elements share memory and cannot be trained each; "
-            "give the optimizer a clone of it"
-        )

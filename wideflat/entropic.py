@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.centered import Centered, check_overlap
-from wideflat.checks import check_cycle, number, shown
+from wideflat.centered import Centered
+from wideflat.checks import check_cycle, check_parameter, number, refuse_differentiable, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.one_pass import OnePass
-from wideflat.kernels.parts import Part, has_gradient
+from wideflat.kernels.parts import Part
+from wideflat.kernels.shards import anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
 
 __all__ = ["Cycles", "Entropic"]
 
@@ -76,14 +77,23 @@ class Cycles(Centered):
         if position == 0:
             self._start_idle()
             self._stepped, self._resumed = [], False
-        parts = self._parts_of_step()
-        self._inner_step(parts, starting=position == 0)
+        given = self._descend()
+        try:
+            parts = self._parts_of_step()
+            self._inner_step(parts, starting=position == 0)
+        finally:
+            for p, gradient in given:
+                p.grad = gradient
         for part in parts:
             part.gradients = []  # else they would be kept beyond zero_grad()
         self._count(position + 1)
         if position + 1 >= inner_steps:
             self._outer_step()
         return loss
+
+    def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Turn gradients that point upwards; those that were there. Here the inner optimizers do so themselves."""
+        return []
 
     def _inner_step(self, parts: list[Part], starting: bool) -> None:
         """Move w' and mu of all groups."""
@@ -95,7 +105,7 @@ class Cycles(Centered):
     def _explore(self, inner: Optimizer, numbers: range, parts: list[Part], starting: bool) -> None:
         """One inner step of the box above, by torch's operations, for the groups of one inner optimizer."""
         for part in parts:
-            self._fit(part.w_prime)
+            self._fit(part.params)
             if starting and part.w_prime:
                 if not self._is_taken_up(part):
                     take_up(part.w, part.w_prime)
@@ -133,14 +143,14 @@ class Cycles(Centered):
         """The outer step of the box above, by torch's operations."""
         parts = [part for part in parts if part.w_prime]
         for part in parts:
-            self._fit(part.w_prime)
-            for w, d in zip(part.w, self._pseudo_gradients(part), strict=True):
-                w.grad = d
+            self._fit(part.params)
+            for center, d in zip(part.centers, self._pseudo_gradients(part), strict=True):
+                center.grad = like(d, center)
         self._step_outer()
         for part in parts:
             put_back(part.w_prime, part.w)
-            for w in part.w:
-                w.grad = None
+            for center in part.centers:
+                center.grad = None
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, with w as the model held it."""
@@ -182,46 +192,35 @@ class Cycles(Centered):
                     state = self.state[p]
                     if "center" not in state or (keeps_mean and "mean" not in state):
                         self._allocate(k, p)
+                    if is_sharded(p):  # before parts of what is refitted are taken
+                        self._fit([p])
                     part.params.append(p)
-                    part.places.append(place)
+                    part.places.append(place_of(p, place))
                     part.states.append(state)
                 place += p.numel()
-            part.gradients = [p.grad for p in part.params if p.grad is not None]
-            part.w_prime = list(part.params)
-            part.w = [state["center"] for state in part.states]
-            part.mu = [state["mean"] for state in part.states] if keeps_mean else part.w_prime
+            part.gradients = [local_gradient(p) for p in part.params if p.grad is not None]
+            part.w_prime = [local(p) for p in part.params]
+            part.w = [local(state["center"]) for state in part.states]
+            part.mu = [local(state["mean"]) for state in part.states] if keeps_mean else part.w_prime
             parts.append(part)
         return parts
-
-    def _has_gradient(self, p: Tensor) -> bool:
-        return has_gradient(p, type(self).__name__)
 
     def _has_moved(self, p: Tensor) -> bool:
         """Does the parameter look as if it had taken an inner step in this cycle?"""
         state = self.state.get(p, {})
         if p.grad is not None or "center" not in state:
             return "center" in state
-        mu = state.get("mean", p)
-        (held,) = as_held([state["center"]], [p])
-        return not torch.equal(mu, held.to(mu.device, mu.dtype))
+        mu, w_prime = local(state.get("mean", p)), local(p)
+        (held,) = as_held([local(state["center"])], [w_prime])
+        return anywhere([(p, (mu != held.to(mu.device, mu.dtype)).any())])
 
     def _start_idle(self) -> None:
         """The start of a cycle for parameters that have a center but no gradient then: w and mu on w'."""
         for p, state in self.state.items():
             if p.grad is None and "center" in state:
-                take_up([state["center"]], [p])
+                take_up([local(state["center"])], [local(p)])
                 if "mean" in state:
                     state["mean"].copy_(p)
-
-    def _is_rehearsal(self) -> bool:
-        """Is this call for the state alone? torch.distributed.checkpoint calls ``step()`` on an optimizer without
-        state, with zero gradients and zero ``lr``; that must not move anything.
-        """
-        if any("center" in state for state in self.state.values()):
-            return False
-        return all(float(group.get("lr", 1)) == 0 for group in self.param_groups) and not any(
-            p.grad.any() for group in self.param_groups for p in group["params"] if self._has_gradient(p)
-        )
 
     def _noise_of(self, settings: dict[str, Any]) -> GaussianNoise:
         """The noise of a seed, kept until another seed is asked for."""
@@ -335,7 +334,7 @@ class Entropic(Cycles):
         shared = set.intersection(*(set(inner.defaults) for inner in optimizers))  # some schedulers look here
         self.defaults = {name: value for name, value in optimizers[0].defaults.items() if name in shared}
         if outer is None:
-            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=True)
+            sgd = partial(torch.optim.SGD, lr=outer_lr, foreach=of_one_kind(self._parameters()))
             outer = partial(sgd, momentum=outer_momentum, nesterov=outer_momentum > 0)
         self.outer = outer([self._centers_of(group) for group in self.param_groups])
         if not isinstance(self.outer, Optimizer):
@@ -390,7 +389,7 @@ class Entropic(Cycles):
         """Add a group to the inner optimizer, if there is one; in the middle of a cycle it joins in with w' = w."""
         if not hasattr(self, "outer"):  # torch's constructor, with the groups of the inner optimizers
             for p in param_group["params"]:
-                check_overlap(p)
+                check_parameter(p)
             super().add_param_group(param_group)
             param_group["entropic"] = self._record
             return
@@ -423,7 +422,7 @@ class Entropic(Cycles):
             raise ValueError("the state is not that of an Entropic: its param groups have no entry 'entropic'")
         self._record.update(copy.deepcopy(groups[0]["entropic"]))
         for group, saved in zip(self.outer.param_groups, self._record.pop("outer"), strict=True):
-            group.update(saved)
+            group.update({name: value for name, value in saved.items() if name != "foreach"})
         for group, saved in zip(self._inner_groups(), groups, strict=True):
             group.update({name: value for name, value in saved.items() if name not in ("params", "entropic")})
 
@@ -446,5 +445,6 @@ def _check_optimizers(optimizers: tuple[Any, ...]) -> None:
                 f"Entropic goes around torch optimizers, got {type(inner).__name__}; make one of the parameters first, "
                 "for example Entropic(torch.optim.AdamW(model.parameters()))"
             )
+        refuse_differentiable(any(group.get("differentiable", False) for group in inner.param_groups))
         if isinstance(inner, Centered):
             raise TypeError(f"{type(inner).__name__} has a center already; pass the optimizers inside it")

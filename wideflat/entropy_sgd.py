@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.centered import check_overlap, step_quietly
-from wideflat.checks import check_cycle, shown
+from wideflat.centered import step_quietly
+from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown, warn_of_adam
 from wideflat.entropic import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
@@ -20,6 +20,7 @@ from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
 from wideflat.kernels.parts import Part
 from wideflat.kernels.rounding import ROUNDED, empty_rest
+from wideflat.kernels.shards import is_walkable, like, local, of_one_kind
 
 __all__ = ["EntropySGD"]
 
@@ -94,6 +95,9 @@ class EntropySGD(Cycles):
             are taken at the rounded w' in any case. ``"kept"``: 16 bits more for each weight hold what it loses, and w'
             moves as in float32. ``"stochastic"``: w' is rounded up or down by chance, right on average, without more
             memory. ``"nearest"``: they are lost. For the built-in SGD; another ``inner`` rounds as it does.
+        maximize: Ascend the objective instead.
+        foreach: As for `torch.optim.SGD`, of the two inside, where neither the kernel nor blocks are used.
+        differentiable: Refused: the steps are taken in place.
 
     Example:
         On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
@@ -109,7 +113,7 @@ class EntropySGD(Cycles):
         (0.7, True)
     """
 
-    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix", "rounding")
+    _kept = (*Cycles._kept, "_fused", "_plain", "_prefix", "_foreach", "rounding")
 
     def __init__(
         self,
@@ -134,10 +138,16 @@ class EntropySGD(Cycles):
         state_dtype: torch.dtype = torch.float32,
         state_device: torch.device | str | None = None,
         rounding: str = "kept",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
+        refuse_differentiable(differentiable)
+        if fused and foreach:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         if rounding not in ("kept", "nearest", "stochastic"):
             raise ValueError(f"rounding must be 'kept', 'nearest' or 'stochastic', got {rounding!r}")
-        self._fused, self._plain, self.rounding = fused, inner is None, rounding
+        self._fused, self._plain, self.rounding, self._foreach = fused, inner is None, rounding, foreach
         self._prefix = "" if self._plain else "inner_"
         self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
         defaults = {
@@ -154,6 +164,7 @@ class EntropySGD(Cycles):
             "outer_nesterov": outer_nesterov,
             "outer_weight_decay": outer_weight_decay,
             "seed": seed,
+            "maximize": maximize,
         }
         super().__init__(params, defaults)
         if inner is None:
@@ -162,7 +173,9 @@ class EntropySGD(Cycles):
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
             self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
-        self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=True)
+            warn_of_adam(self.inner[0], self.param_groups)
+        foreach = of_one_kind(self._parameters()) and self._foreach is not False
+        self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()
 
     # --------------------------------------------------------------------------------------------------------- groups
@@ -174,12 +187,7 @@ class EntropySGD(Cycles):
         try:
             _check(group)
             for p in group["params"]:
-                check_overlap(p)
-                if p.is_complex():
-                    raise ValueError(
-                        f"EntropySGD does not support complex parameters (one of shape {tuple(p.shape)}); "
-                        "store the real and imaginary parts, see torch.view_as_real"
-                    )
+                check_parameter(p)
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
@@ -204,10 +212,10 @@ class EntropySGD(Cycles):
         """Our groups carry names that another optimizer does not know; it is given the parameters alone."""
         return {"params": group["params"], "lr": group["inner_lr"]}
 
-    @staticmethod
-    def _inner_sgd(group: dict[str, Any]) -> Optimizer:
+    def _inner_sgd(self, group: dict[str, Any]) -> Optimizer:
         """SGD of one group, so that a faster path can take another one."""
-        return torch.optim.SGD([{"params": group["params"]}], foreach=True)
+        foreach = of_one_kind(group["params"]) and self._foreach is not False
+        return torch.optim.SGD([{"params": group["params"]}], foreach=foreach)
 
     def _centers_of(self, group: dict[str, Any]) -> dict[str, Any]:
         return {"params": [self._center_of(p) for p in group["params"] if p.requires_grad]}
@@ -223,21 +231,30 @@ class EntropySGD(Cycles):
 
     # ---------------------------------------------------------------------------------------------------- Algorithm 1
 
+    def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Where a group is to be maximized, turn its gradients round; those that were there, to be put back."""
+        rising = [p for group in self.param_groups if group["maximize"] for p in group["params"]]
+        before = [(p, p.grad) for p in rising if self._has_gradient(p)]
+        for p, gradient in before:
+            assert gradient is not None
+            p.grad = -gradient
+        return before
+
     @contextmanager
     def _pulled(self, numbers: range, parts: list[Part]) -> Iterator[None]:
         """Within it the gradients are dw' = gradient + gamma (w' - w)."""
-        originals: list[tuple[Tensor, Tensor]] = []
+        originals: list[tuple[Tensor, Tensor | None]] = []
         for number, part in zip(numbers, parts, strict=True):
             gamma = float(self.param_groups[number]["gamma"])
             if not gamma or not part.w_prime:
                 continue
             gradients = part.gradients
-            originals += zip(part.w_prime, gradients, strict=True)
+            originals += [(p, p.grad) for p in part.params]
             dw_prime = displacement(part.w_prime, part.w)
             torch._foreach_mul_(dw_prime, gamma)
             torch._foreach_add_(dw_prime, gradients)
-            for p, pulled in zip(part.w_prime, dw_prime, strict=True):
-                p.grad = pulled
+            for p, pulled in zip(part.params, dw_prime, strict=True):
+                p.grad = like(pulled, p)
         try:
             yield
         finally:
@@ -305,9 +322,9 @@ class EntropySGD(Cycles):
 
     def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
         try:
-            return [state[name] for state in part.states]
+            return [local(state[name]) for state in part.states]
         except KeyError:
-            return [self._velocity(p, sgd, weight) for p, weight in zip(part.params, weights, strict=True)]
+            return [local(self._velocity(p, sgd, weight)) for p, weight in zip(part.params, weights, strict=True)]
 
     def _adopt_inner(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         if not self._plain:
@@ -340,8 +357,7 @@ class EntropySGD(Cycles):
         others = []
         for number, (group, part) in enumerate(zip(self.param_groups, parts, strict=True)):
             momentum, nesterov, decay = (_outer(group, name) for name in ("momentum", "nesterov", "weight_decay"))
-            centers = [state["center"] for state in part.states]
-            velocity = self._velocities("outer_momentum_buffer", part, self.outer, centers) if momentum else None
+            velocity = self._velocities("outer_momentum_buffer", part, self.outer, part.centers) if momentum else None
             lists = self._lists_of("outer", number, part, velocity)
             if lists is None:
                 others.append(part)
@@ -367,14 +383,18 @@ class EntropySGD(Cycles):
         self._kernels.pop((loop, number), None)
         self._fit(part.params)
         restarts = loop == "outer" or self.inner_state == "restart"
+        stretches = all(isinstance(place, int) for place in part.places)
         wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
-        if wanted and restarts and KernelLists.fits(*lists):
+        if wanted and restarts and stretches and KernelLists.fits(*lists):
             kept = KernelLists(*lists[:4], offsets=part.places)
         elif self._fused:
             raise RuntimeError(
                 "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "
-                "float64, with inner_state='restart'; use fused=None, which falls back on torch's operations"
+                "float64, sharded by their first dimension if at all, with inner_state='restart'; use fused=None, "
+                "which falls back on torch's operations"
             )
+        elif not all(is_walkable(place) for place in part.places):
+            return None
         elif BlockLists.fits(*lists) and (self._rounds_apart(part) or part.w_prime[0].dtype == part.w[0].dtype):
             chance = int(self.param_groups[number]["seed"]) if self.rounding == "stochastic" else None
             kept = BlockLists(*lists, offsets=part.places, restarts=restarts, chance=chance)
@@ -397,7 +417,7 @@ class EntropySGD(Cycles):
             rest = state.get("rest")
             if rest is None or rest.dtype != ROUNDED[p.dtype] or rest.device != p.device or rest.stride() != p.stride():
                 state["rest"] = empty_rest(p)
-        return [state["rest"] for state in part.states]
+        return [local(state["rest"]) for state in part.states]
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from wideflat.checks import network, whole
 from wideflat.distributed.group import InProcess, set_to_mean
+from wideflat.kernels.shards import is_sharded
 from wideflat.replica_batches import ReplicaBatches
 
 __all__ = ["Replicas"]
@@ -41,6 +42,13 @@ class Replicas(nn.Module):
             (``"auto"``): at once on an accelerator, if the network allows it; one after the other on the CPU, where
             the convolutions of vmap are slower. The results are the same, except that active dropout draws other
             numbers, so ``"auto"`` does not vectorise that.
+        share_frozen: Keep parameters that are not trained (``requires_grad`` False), such as the base under LoRA
+            adapters, once for all replicas. They must be equal.
+
+    Note on LoRA:
+        The barycenter averages weights. The update of an adapter is a product B A, and mean(B) mean(A) is not mean(B A)
+        as long as the replicas differ; they agree when the replicas have collapsed. To average the updates themselves,
+        merge each adapter into a base of its own first.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -52,6 +60,9 @@ class Replicas(nn.Module):
         True
     """
 
+    #: What all replicas share, by identity; it has no distance and no mean.
+    shared: frozenset[nn.Parameter] = frozenset()
+
     def __init__(
         self,
         make_model: Callable[[], nn.Module],
@@ -59,6 +70,7 @@ class Replicas(nn.Module):
         *,
         independent: bool = True,
         vectorize: bool | str = "auto",
+        share_frozen: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(make_model, nn.Module) or not callable(make_model):
@@ -70,14 +82,17 @@ class Replicas(nn.Module):
         if vectorize not in (True, False, "auto"):
             raise ValueError(f"vectorize must be True, False or 'auto', got {vectorize!r}")
         first = network(make_model(), "what make_model returns")
-        others = [make_model() if independent else copy.deepcopy(first) for _ in range(num_replicas - 1)]
-        shapes = [(name, p.shape) for name, p in first.named_parameters()]
-        for other in others:
-            if [(name, p.shape) for name, p in other.named_parameters()] != shapes:
-                raise ValueError("make_model must make networks of one architecture; their parameters differ")
-            if other is first:
-                raise ValueError("make_model must make a new network at every call; it returned the same one twice")
+        frozen = [p for p in first.parameters() if not p.requires_grad] if share_frozen else []
+        kept = {id(p): p for p in frozen}
+        others = []
+        for _ in range(num_replicas - 1):
+            other = make_model() if independent else copy.deepcopy(first, dict(kept))
+            _check_alike(other, first)
+            if share_frozen:  # at once, so that no more than two copies are there
+                _share_frozen(other, first)
+            others.append(other)
         self.models = nn.ModuleList([first, *others])
+        self.shared = frozenset(frozen)
         self.vectorize = vectorize
         self._fails_to_vectorize = False
 
@@ -197,18 +212,51 @@ class Replicas(nn.Module):
         """
         if buffers not in ("average", "first"):
             raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
-        center = copy.deepcopy(self.models[0])
+        if any(is_sharded(p) for p in self.parameters()):
+            raise ValueError(
+                "the networks are sharded, so there is no copy of them on one rank: evaluate or save one of them "
+                "within `with coupling.at_barycenter():`"
+            )
+        center = copy.deepcopy(self.models[0], {id(p): p for p in self.shared})
         center.zero_grad(set_to_none=True)
-        members = [list(model.parameters()) for model in self.models]
-        set_to_mean(list(center.parameters()), members)
+        set_to_mean(self.own(center), [self.own(model) for model in self.models])
         if buffers == "average":
             real = [[b for b in model.buffers() if b.is_floating_point()] for model in self.models]
             set_to_mean([b for b in center.buffers() if b.is_floating_point()], real)
         return center
 
+    def own(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of a replica that it does not share with the others."""
+        return [p for p in model.parameters() if p not in self.shared]
+
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""
         return InProcess(self).distances()
+
+
+def _check_alike(other: nn.Module, first: nn.Module) -> None:
+    shapes = [[(name, p.shape) for name, p in model.named_parameters()] for model in (other, first)]
+    if shapes[0] != shapes[1]:
+        raise ValueError("make_model must make networks of one architecture; their parameters differ")
+    if other is first:
+        raise ValueError("make_model must make a new network at every call; it returned the same one twice")
+
+
+def _share_frozen(other: nn.Module, first: nn.Module) -> None:
+    """Put the frozen parameters of one network into another one, wherever they are in it."""
+    theirs = dict(first.named_parameters(remove_duplicate=False))
+    for path, module in other.named_modules():
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            shared = theirs[f"{path}.{name}" if path else name]
+            if p is shared or (p.requires_grad and shared.requires_grad):
+                continue
+            if p.requires_grad != shared.requires_grad or not torch.equal(p, shared):
+                raise ValueError(
+                    f"share_frozen=True keeps one copy of what is not trained, and {path}.{name} differs between "
+                    "replicas: freeze the same parameters in all, and start them from one base (load it in make_model, "
+                    "or seed it)"
+                )
+            setattr(module, name, shared)
 
 
 def _logits(result: Any) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.distributed.group import InProcess, ReplicaGroup, detached
+from wideflat.kernels.shards import local_gradient
 from wideflat.replica_networks import Replicas
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class ReplicaCoupling:
             for p in w:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
-                of_one.append(p.grad)
+                of_one.append(local_gradient(p))
             gradients.append(of_one)
         return gradients
 

@@ -33,3 +33,17 @@ def test_parle_is_entropy_sgd_with_a_pull_at_the_outer_steps():
         same(replicas, naive)
     with pytest.raises(TypeError, match="that EntropySGD trains, got SGD"):
         wideflat.Parle(replicas, torch.optim.SGD(replicas.parameters()))
+
+
+def test_replicas_that_are_shown_at_their_centers_are_not_coupled():
+    torch.manual_seed(0)
+    replicas = wideflat.Replicas(make_model, 2)
+    opt = wideflat.EntropySGD(replicas.parameters(), inner_steps=3)
+    coupling = wideflat.Parle(replicas, opt, gamma=0.5)
+    sum(loss_of(model, 0) for model in replicas).backward()
+    opt.step()
+    before = copy.deepcopy(replicas)
+    opt.eval()
+    assert not coupling.couple()
+    opt.train()
+    same(replicas, before, rtol=0, atol=0)

@@ -179,5 +179,6 @@ def test_the_radius_in_half_precision_is_measured_in_single():
     w = nn.Parameter(torch.full((10_000,), 1.0, dtype=torch.float16))
     w.grad = torch.full_like(w, 1000.0)  # its norm, 1e5, is no number in float16
     opt = wideflat.SAM([w], rho=100.0, lr=0.1)
-    opt.perturb()
+    with pytest.warns(UserWarning, match="16-bit weights"):
+        opt.perturb()
     torch.testing.assert_close(w.detach(), torch.full_like(w, 2.0))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from tiny_networks import NETWORKS, Examples, make
 from torch.utils.data import DataLoader
@@ -11,25 +10,16 @@ from torch.utils.data import DataLoader
 import wideflat
 
 # peft asks transformers for a name that transformers has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_accelerate"),
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
 
 OPTIMIZERS = {
     "EntropySGD": lambda params: wideflat.EntropySGD(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
     "Entropic": lambda params: wideflat.Entropic(torch.optim.AdamW(params, lr=0.01), inner_steps=5, pull=0.5),
+    "Lookahead": lambda params: wideflat.Lookahead(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Accelerate keeps its precision for the whole process; a test has its own."""
-    forget_accelerate()
-    yield
-    forget_accelerate()
-
-
-def forget_accelerate():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def weights(model):
@@ -107,3 +97,16 @@ def test_a_step_at_the_center_says_what_was_forgotten():
     opt.eval()
     with pytest.raises(RuntimeError, match=r"opt.train\(\)"):
         opt.step()
+
+
+def test_a_compiled_network_is_resumed_exactly(tmp_path):
+    settings = {"dynamo_backend": "aot_eager"}
+    whole, first = (prepared("llama", False, "Entropic", **settings) for _ in range(2))
+    train(whole, 0, 10)
+    train(first, 0, 6)
+    first[2].eval()
+    first[0].save_state(tmp_path / "state")
+    again = prepared("llama", False, "Entropic", **settings)
+    again[0].load_state(tmp_path / "state")
+    train(again, 6, 10)
+    assert_same(weights(again[1]), weights(whole[1]))

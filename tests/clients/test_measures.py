@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import dispatch_model
 from tiny_networks import WORDS, Examples, make
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -204,3 +205,73 @@ def test_replicas_of_a_language_model():
     shown = replicas.ensemble(batches[0])
     torch.testing.assert_close(shown, torch.stack([m(**batches[0]).logits.softmax(-1) for m in replicas]).mean(0))
     torch.testing.assert_close(shown.sum(-1), torch.ones(4, 8))
+
+
+class Wrapped(nn.Module):
+    """A language model that returns its loss and its logits in some form."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.language, self.form = trained("gpt2"), form
+
+    def forward(self, **batch):
+        out = self.language(**batch)
+        return self.form(out.loss, out.logits)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda loss, logits: (loss, logits),
+        lambda loss, logits: [loss.reshape(1), logits, "more"],
+        lambda loss, logits: {"loss": loss, "logits": logits},
+    ],
+    ids=["tuple", "list", "dictionary"],
+)
+def test_outputs_without_a_class_of_their_own(form):
+    data = Examples("gpt2", 4).batch()
+    assert at(Wrapped(form).eval(), data).baseline == at(trained("gpt2"), data).baseline
+
+
+def test_outputs_that_are_not_recognised_are_refused_with_the_lines_that_do_it():
+    data = Examples("gpt2", 4).batch()
+    with pytest.raises(
+        TypeError, match=r"the keys scores. Say where(.|\n)*model\(\*\*batch\)(.|\n)*batch\[\"labels\"\]"
+    ):
+        at(Wrapped(lambda loss, logits: {"scores": logits}).eval(), data)
+    with pytest.raises(ValueError, match="returned no loss"):
+        at(Wrapped(lambda loss, logits: (logits,)).eval(), data)
+
+    def forward(model, batch):
+        outputs = model(**batch)["scores"]
+        return outputs[:, :-1], batch["labels"][:, 1:]
+
+    measured = at(Wrapped(lambda loss, logits: {"scores": logits}).eval(), data, forward=forward)
+    assert measured.baseline == at(trained("gpt2"), data).baseline
+    with pytest.raises(TypeError, match=r"a dictionary with labels; for a dict of 1 give forward=(.|\n)*def forward"):
+        at(trained("gpt2"), {"input_ids": data["input_ids"]})
+
+
+def test_a_network_that_accelerate_has_dispatched():
+    dispatched = dispatch_model(trained("llama"), {"": "cpu"}, force_hooks=True)
+    data = Examples("llama", 4).batch()
+    ours, theirs = (at(model, data, sigmas=(0.2,), seed=1) for model in (dispatched, trained("llama")))
+    assert (ours.baseline, ours.mean[0]) == (theirs.baseline, theirs.mean[0])
+
+
+@pytest.mark.parametrize("measure", ["worst_case", "curvature", "layer_profiles"])
+def test_padding_changes_nothing_in_other_measures(measure):
+    data = Examples("llama", 4).batch()
+    values = []
+    for batch in (data, padded(data, "llama")):
+        model = trained("llama")
+        if measure == "worst_case":
+            values.append(worst_case(model, batch, [0.01], metric="loss", progress=False).mean[0])
+        elif measure == "curvature":
+            values.append(curvature(model, batch, top=1, probes=2, scale="absolute", progress=False).trace)
+        else:
+            options = {"metric": "loss", "progress": False, "max_passes": 1}
+            layers = ["model.layers.0.mlp.gate_proj"]
+            found = wideflat.layer_profiles(model, batch, [0.1], layers, **options)
+            values.append(next(iter(found.values())).mean[0])
+    assert values[0] == pytest.approx(values[1], abs=1e-6, rel=1e-6)

@@ -25,11 +25,12 @@ def make(form, replicas, seed):
         model = DistributedDataParallel(model, device_mesh=mesh["dp"])
     elif form == "fsdp":
         fully_shard(model, mesh=mesh["dp"])
-    if form == "entropy":
+    if form in ("entropy", "fsdp"):
         optimizer = wideflat.EntropySGD(model.parameters(), lr=0.5, inner_lr=0.1, inner_steps=3, momentum=0.9)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    coupling = wideflat.ReplicaCoupling(model, mesh=mesh["replica"], period=2, gamma=0.1)
+    kind = wideflat.EASGD if form == "fsdp" else wideflat.ReplicaCoupling  # which keeps tensors of its own
+    coupling = kind(model, mesh=mesh["replica"], period=2, gamma=0.1)
     return model, optimizer, coupling
 
 

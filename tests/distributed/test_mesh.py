@@ -170,8 +170,8 @@ def train_data_parallel_rank(form, kind):
         optimizer.zero_grad()
         x, target = (tensor.chunk(2)[part] for tensor in make_batch(a, t))
         F.cross_entropy(model(x), target).backward()
-        coupling.couple()
-        optimizer.step()
+        first, second = (optimizer.step, coupling.couple) if kind == "parle" else (coupling.couple, optimizer.step)
+        first(), second()
         focusing.step()
         steps.append(flat(model))
     with coupling.at_barycenter():
@@ -186,7 +186,10 @@ def train_data_parallel_rank(form, kind):
     return a, steps, coupling.distances(), gamma, center, sent
 
 
-@pytest.mark.parametrize(("form", "kind"), [("ddp", "third"), ("fsdp", "third"), ("fsdp", "proximal")])
+SHARDED = [("fsdp", kind) for kind in ("third", "proximal", "parle", "easgd")]
+
+
+@pytest.mark.parametrize(("form", "kind"), [("ddp", "third"), *SHARDED])
 def test_data_parallel_groups_train_as_one_process_does(ranks, form, kind):
     steps, distances, gamma, center, _ = train_twin(2, kind, batch_norm=False)
     whole = 8 * len(center)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from wideflat.algorithms.algorithm import Algorithm, base_optimizer, on_baseline
+from wideflat.kernels.shards import is_sharded, local
 from wideflat.replicas import ReplicaCoupling
 
 if TYPE_CHECKING:
@@ -31,15 +32,17 @@ def make_optimizer(preset: Preset, parameters: list[nn.Parameter], seed: int) ->
     optimizer = base_optimizer(preset)(parameters, lr=preset.lr)
     for group in optimizer.param_groups:
         group["averaged"] = 0
+        if group.get("fused") and any(is_sharded(p) for p in group["params"]):
+            group["fused"] = False  # torch has no such step of sharded tensors
 
     @torch.no_grad()
     def average(optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
             w = [p.detach() for p in group["params"] if p.grad is not None]
             states = [optimizer.state[p] for p in group["params"] if p.grad is not None]
-            means = [state.setdefault("mean", p.clone()) for state, p in zip(states, w, strict=True)]
+            means = [local(state.setdefault("mean", p.clone())) for state, p in zip(states, w, strict=True)]
             t = group["averaged"]
-            get_ema_multi_avg_fn(min(preset.alpha, (1 + t) / (10 + t)))(means, w, t)
+            get_ema_multi_avg_fn(min(preset.alpha, (1 + t) / (10 + t)))(means, [local(p) for p in w], t)
             group["averaged"] = t + 1
 
     optimizer.register_step_post_hook(average)

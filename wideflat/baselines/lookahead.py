@@ -29,7 +29,10 @@ class Lookahead(EntropySGD):
         nesterov: Nesterov momentum of the fast weights.
         weight_decay: Weight decay of the fast weights.
         inner: Another optimizer for the fast weights, and
-        inner_state: whether its state is kept from cycle to cycle, see `wideflat.EntropySGD`.
+        inner_state: whether its state is kept from cycle to cycle, see `wideflat.EntropySGD`; as for
+        maximize:
+        foreach:
+        differentiable: and these.
 
     Example:
         >>> import torch
@@ -54,6 +57,9 @@ class Lookahead(EntropySGD):
         *,
         inner: Callable[..., Optimizer] | None = None,
         inner_state: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -71,4 +77,7 @@ class Lookahead(EntropySGD):
             outer_weight_decay=0.0,
             inner=inner,
             inner_state=inner_state,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
         )

@@ -64,7 +64,10 @@ class Parle(ReplicaCoupling):
 
     @torch.no_grad()
     def couple(self) -> bool:
-        """Call it after every step of the optimizer; it acts when a cycle has ended."""
-        if not self.optimizers[0].at_center:
+        """Call it after every step of the optimizer; it acts when a cycle has ended.
+
+        In the middle of one it does nothing, also when w is shown for an evaluation (``opt.eval()``).
+        """
+        if self.optimizers[0].param_groups[0]["position"] > 0:
             return False
         return super().couple()

@@ -42,6 +42,7 @@ class TensorFlowRMSprop(Optimizer):
         eps: The stabiliser.
         weight_decay: L2 penalty.
         momentum: The weight of the past in mom.
+        maximize: Ascend the objective instead.
 
     Example:
         A gradient of 3, without momentum: ms = 0.9 + 0.1 * 9 = 1.8, and w moves by 0.1 * 3 / sqrt(1.8 + 0.2):
@@ -62,14 +63,23 @@ class TensorFlowRMSprop(Optimizer):
         eps: float = 1e-3,
         weight_decay: float = 0.0,
         momentum: float = 0.0,
+        *,
+        maximize: bool = False,
     ) -> None:
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
             if not float(value) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {value}")
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
         defaults = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
-        super().__init__(params, defaults)
+        super().__init__(params, {**defaults, "maximize": maximize})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("maximize", False)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -92,7 +102,11 @@ class TensorFlowRMSprop(Optimizer):
         lr, alpha, momentum = float(group["lr"]), group["alpha"], group["momentum"]
         g = [p.grad for p in params if p.grad is not None]
         if any(grad.is_sparse for grad in g) or any(p.is_complex() for p in params):
-            raise RuntimeError("TensorFlowRMSprop is for dense gradients of real parameters; use torch.optim.RMSprop")
+            raise RuntimeError(
+                "TensorFlowRMSprop does not support sparse gradients and complex parameters; use torch.optim.RMSprop"
+            )
+        if group["maximize"]:
+            g = list(torch._foreach_neg(g))
         if group["weight_decay"]:
             g = list(torch._foreach_add(g, params, alpha=group["weight_decay"]))
         ms = [self._state(p, "square_avg", 1.0) for p in params]

@@ -1,18 +1,47 @@
-"""SAM: gradients taken where the loss is highest nearby."""
+"""SAM: gradients taken where the loss is highest nearby. The base of its family, with two gradients a step."""
 
 from __future__ import annotations
 
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
 from wideflat.checks import number
+from wideflat.kernels.flat_blocks import is_dense
+from wideflat.kernels.shards import is_sharded, local_gradient, norm, of_one_kind
 
 __all__ = ["SAM"]
+
+
+@dataclass
+class _First:
+    """What is put aside while the model holds w + e."""
+
+    params: list[Tensor]
+    w: list[Tensor]
+    gradients: list[Tensor]
+    #: Were all gradients finite? A tensor, so that the host need not wait for it. None: w was not left.
+    finite: Tensor | None
+    buffers: list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class _Work:
+    """Where a step is. One object that is changed in place: Lightning's wrapper calls our methods as its own."""
+
+    first: _First | None = None
+    restored: bool = False
+    has_warned: bool = False
+    #: For variants.
+    means: dict[Tensor, Tensor] = field(default_factory=dict)
 
 
 class SAM(Optimizer):
@@ -23,22 +52,39 @@ class SAM(Optimizer):
         e <- rho grad Loss(w) / |grad Loss(w)|
         w <- w - lr grad Loss(w + e)                       the step itself by any torch optimizer
 
-    Every step takes two gradients, through a closure; so it costs twice as much as SGD. Batch norm sees both passes.
-    Weights in half precision are perturbed in their own type, where a small rho is below the rounding of many.
-
-    Without a closure, the two gradients are taken by hand:
+    Every step takes two gradients, so it costs twice as much as SGD. They are taken by hand:
 
     .. code-block:: text
 
         loss.backward(); opt.perturb()                     at w + e, without gradients
         second_loss.backward(); opt.restore()              at w, with the gradients of w + e
-        opt.step()
+        opt.step(); opt.zero_grad()
+
+    or through a closure, ``opt.step(closure)``, which is called twice. Clip between `restore` and `step`. Gradients
+    of several mini-batches are accumulated in both passes, before `perturb` and before `restore`.
+
+    Notes:
+        - `wideflat.ASAM`, `wideflat.GSAM`, `wideflat.FriendlySAM` and `wideflat.LookSAM` are variants of it.
+        - With a `torch.amp.GradScaler`: scale both losses, call ``opt.perturb(scaler)`` without ``scaler.unscale_``
+          before it, and ``scaler.step(opt)``. An infinite first gradient skips both halves: w is not left, and the
+          scaler finds what is not finite.
+        - On several ranks with ``DistributedDataParallel`` e belongs to the mean gradient. With the first pass
+          within ``model.no_sync()`` each rank goes along the gradient of its own part of the mini-batch, as in the
+          paper (m-sharpness); the second gradients are averaged, so that all ranks take the same step.
+        - Weights in 16 bits: most of e is below their rounding (with rho = 0.05 about half of the weights do not
+          change at all), and a warning says so. Keep the weights in float32 (autocast), or perturb in float32.
 
     Args:
         params: Parameters, or groups of them.
         base: Makes the optimizer of the step out of params and keyword arguments, for example `torch.optim.SGD`. Its
             param groups and its state are those of this optimizer.
-        rho: Radius of the neighbourhood, the same for all groups: it bounds the norm over all of them.
+        rho: Radius of the neighbourhood. A group may have its own: e of each group is its rho times its part of the
+            gradient, over the norm of all of it.
+        adaptive: Measure the neighbourhood relative to the weights, see `wideflat.ASAM`; a group may have its own.
+        eta: For that: what is added to the size of each weight.
+        model: Put its buffers back after the second pass, so that batch-norm statistics see each mini-batch once.
+        perturb_dtype: Hold w + e in this type, for example `torch.float32`, while 16-bit weights are perturbed. The
+            network then computes in that type; inputs that are real numbers must have it too.
         **settings: For ``base``: ``lr``, ``momentum``, ...
 
     Example:
@@ -46,31 +92,44 @@ class SAM(Optimizer):
 
         >>> w = torch.nn.Parameter(torch.tensor(1.0))
         >>> opt = SAM([w], rho=0.5, lr=0.1)
-        >>> def closure():
-        ...     opt.zero_grad()
-        ...     loss = w**2 / 2
-        ...     loss.backward()
-        ...     return loss
-        >>> opt.step(closure).item(), round(w.item(), 6)
-        (0.5, 0.85)
+        >>> (w**2 / 2).backward()
+        >>> opt.perturb(), w.item()
+        (True, 1.5)
+        >>> (w**2 / 2).backward()
+        >>> opt.restore(); opt.step()
+        >>> round(w.item(), 6)
+        0.85
     """
+
+    #: What is remembered of each parameter from step to step, as it is called in a state dict; None for nothing.
+    _remembered: str | None = None
+    #: Is the first gradient a part of the step? Then it must be the same on all ranks.
+    _steps_along_first = False
 
     def __init__(
         self,
         params: Iterable[Any],
         base: Callable[..., Optimizer] = torch.optim.SGD,
         rho: float = 0.05,
+        *,
+        adaptive: bool = False,
+        eta: float = 0.01,
+        model: nn.Module | None = None,
+        perturb_dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
         number("rho", rho, 0)
-        if "lr" in settings:
+        self.eta = number("eta", eta, 0)
+        if "lr" in settings and not isinstance(settings["lr"], Tensor):
             number("lr", settings["lr"], 0)
-        #: While the model holds w + e: each parameter, its w and its first gradient.
-        self._perturbed: list[tuple[Tensor, Tensor, Tensor]] | None = None
-        self._restored = False
-        super().__init__(params, {"rho": rho})
+        self.model, self.perturb_dtype = model, perturb_dtype
+        self._memory: dict[Tensor, Tensor] = {}
+        self._work = _Work()
+        super().__init__(params, {"rho": rho, "adaptive": adaptive})
+        for group in self.param_groups:
+            number("rho", group["rho"], 0)
         self.base = base(self.param_groups, **settings)
-        self.defaults = {**self.base.defaults, "rho": rho}
+        self.defaults = {**self.base.defaults, "rho": rho, "adaptive": adaptive}
         self._share()
 
     def _share(self) -> None:
@@ -81,9 +140,48 @@ class SAM(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, to the base too."""
         if hasattr(self, "base"):
-            self.base.add_param_group({"rho": self.defaults["rho"], **param_group})
+            own = {name: self.defaults[name] for name in ("rho", "adaptive")}
+            self.base.add_param_group({**own, **param_group})
         else:
             super().add_param_group(param_group)
+
+    # ------------------------------------------------------------------------------------------------ what variants say
+
+    def _needs_second(self) -> bool:
+        """Does this step take a second gradient?"""
+        return True
+
+    def _rho(self, group: dict[str, Any]) -> float | Tensor:
+        return group["rho"]
+
+    def _direction(self, params: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        """Where e points to, before it is scaled; the gradients are in float32 or wider."""
+        return gradients
+
+    def _take(self, params: list[Tensor], finite: Tensor) -> None:
+        """The first gradients were taken: remember what the next ones need, if they are finite."""
+
+    def _combine(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+        """The gradients of the step."""
+        return second
+
+    def _count(self, rehearsal: bool) -> None:
+        """A step was taken; or one for the state alone, with rates of zero, as torch.distributed.checkpoint does."""
+        assert self._remembered is not None
+        for group in self.param_groups:
+            group["sam_steps"] = group.get("sam_steps", 0) + (not rehearsal)
+        for p in self._params():
+            if rehearsal and p.requires_grad:
+                self._memory.setdefault(p, torch.zeros_like(p))
+            if p.grad is not None and p in self._memory:  # the base has made its own state by now
+                self.state[p][self._remembered] = self._memory[p]
+
+    @property
+    def _steps(self) -> int:
+        """The steps that were taken, counted where something is remembered of them."""
+        return int(self.param_groups[0].get("sam_steps", 0))
+
+    # ---------------------------------------------------------------------------------------------------------- a step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -96,102 +194,249 @@ class SAM(Optimizer):
         Returns:
             The loss at w.
         """
+        loss, rehearsal = None, closure is None and not self._work.restored
         if closure is None:
-            if self._perturbed is not None:
-                raise RuntimeError(
-                    "step() was called after perturb(), while the model holds w + e; call restore() first"
-                )
-            if not self._restored and any(float(group["lr"]) for group in self.param_groups):
-                raise ValueError(
-                    "SAM takes two gradients a step: call opt.step(closure), where closure clears the gradients,"
-                    " evaluates the loss, calls backward and returns the loss; or opt.perturb() and opt.restore()"
-                )
-            loss = None
+            self._refuse_to_step_blindly()
+        elif self._work.restored:  # two gradients are there; Lightning calls step() with a closure that does nothing
+            loss = call_idle(closure, self._params())
         else:
-            loss = self._first_gradients(closure)
-            self.perturb()
+            loss = call_for_gradients(closure, self._params())
+            needed = self.perturb()
             try:
-                with torch.enable_grad():
-                    closure()
-            finally:
-                self.restore()
-        self._restored = False
+                if needed:
+                    with torch.enable_grad():
+                        closure()
+            except BaseException:
+                self._put_back()
+                raise
+            self._finish(strict=False)
+        self._work.restored = False
         step_quietly(self.base)
+        if self._remembered is not None:
+            self._count(rehearsal)
         return loss
 
-    def _first_gradients(self, closure: Callable[[], Any]) -> Any:
-        """Call the closure at w. Gradients that were there before must not be in its gradients: a gradient of one
-        parameter is replaced by NaN, which is gone afterwards if the closure clears the gradients.
-        """
-        before = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
-        if not before:
-            with torch.enable_grad():
-                return closure()
-        witness = min(before, key=Tensor.numel)
-        kept = witness.grad
-        witness.grad = marked = torch.full_like(witness, torch.nan)
-        version = marked._version
-        try:
-            with torch.enable_grad():
-                loss = closure()
-        finally:
-            untouched = witness.grad is marked and marked._version == version
-            if untouched:
-                witness.grad = kept
-        if not untouched and witness.grad is marked and bool(marked.isnan().all()):
-            self.zero_grad()
-            raise RuntimeError(
-                "the closure adds to gradients that were there before: let it clear them (opt.zero_grad()), and call "
-                "no backward() before step(closure). Gradients that are accumulated over several mini-batches do not "
-                "go with SAM, which needs the whole mini-batch twice"
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _refuse_to_step_blindly(self) -> None:
+        if self._work.first is not None:
+            raise RuntimeError("step() was called after perturb(), while the model holds w + e; call restore() first")
+        if not self._work.restored and any(float(group["lr"]) for group in self.param_groups):
+            raise ValueError(
+                "SAM takes two gradients a step: call opt.step(closure), where closure clears the gradients,"
+                " evaluates the loss, calls backward and returns the loss; or opt.perturb() and opt.restore()"
             )
-        return loss
 
     @torch.no_grad()
-    def perturb(self) -> None:
-        """Go from w to w + e, with e along the gradients, and put those aside for the second ones."""
-        if self._perturbed is not None:
+    def perturb(self, scaler: torch.amp.GradScaler | None = None) -> bool:
+        """Go from w to w + e, with e along the gradients, and put those aside for the second ones.
+
+        Args:
+            scaler: The one that scaled the loss, if there is one.
+
+        Returns:
+            Whether second gradients are needed now; if not (`wideflat.LookSAM`), `restore` may follow at once.
+        """
+        if self._work.first is not None:
             raise RuntimeError("perturb() was called twice; call restore() after the second gradients")
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [p.grad for p in params]
+        self._refuse_unscaled(scaler)
+        self._refuse_unequal()
+        params = [p for p in self._params() if p.grad is not None]
+        for p in params:
+            local_gradient(p)  # summed over ranks that hold summands of it
+        gradients: list[Tensor] = [p.grad for p in params if p.grad is not None]
         if any(g.is_sparse for g in gradients):
             raise RuntimeError(
                 "SAM does not support sparse gradients, whose norm torch does not compute; "
                 "use dense ones, for example Embedding(sparse=False)"
             )
-        self._perturbed = [(p, p.detach().clone(), gradient) for p, gradient in zip(params, gradients, strict=True)]
-        rho = float(self.param_groups[0]["rho"])
-        if params and rho:
-            norm = torch.nn.utils.get_total_norm([g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients])
-            scale = (rho / norm).item() if norm > 0 else 0.0
-            torch._foreach_add_([p.detach() for p in params], gradients, alpha=scale)
+        self._work.restored = False
+        needed = self._needs_second()
+        self._work.first = _First(params, [], gradients, None, [])
+        if needed and params:
+            self._leave(self._work.first, scaler)
         for p in params:
             p.grad = None
+        return needed
+
+    def _leave(self, first: _First, scaler: torch.amp.GradScaler | None) -> None:
+        """Put w + e into the model."""
+        params = first.params
+        wide = [_wide(g) for g in first.gradients]
+        if scaler is not None:
+            scale = scaler.scale(torch.ones((), device=params[0].device))
+            wide = _times(wide, 1 / scale)
+        direction = self._direction(params, wide)
+        sizes = self._sizes(params)
+        scaled = direction if sizes is None else _products(direction, sizes)
+        length = norm(scaled)
+        first.finite = torch.isfinite(length)
+        self._take(params, first.finite)
+        inverse = torch.where(first.finite & (length > torch.finfo(length.dtype).tiny), 1 / length, 0)
+        rho = {p: self._signed_rho(group) for group in self.param_groups for p in group["params"]}
+        e = scaled if sizes is None else _products(scaled, sizes)
+        if self.model is not None:
+            first.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self._warn_of_rounding(params)
+        for p, step in zip(params, e, strict=True):
+            factor, finite = (inverse * rho[p]).to(p.device), first.finite.to(p.device)
+            there = torch.where(finite, p + step * factor, p)
+            if self.perturb_dtype is None or p.dtype == self.perturb_dtype:
+                first.w.append(p.detach().clone())
+                p.copy_(there)
+            elif is_sharded(p):
+                raise RuntimeError("perturb_dtype= is for parameters that are not sharded: keep the shards in float32")
+            else:
+                first.w.append(p.data)
+                p.data = there.to(self.perturb_dtype)
+
+    def _signed_rho(self, group: dict[str, Any]) -> float | Tensor:
+        """To maximize, e goes to where the function is lowest nearby."""
+        return -self._rho(group) if group.get("maximize") else self._rho(group)
+
+    def _sizes(self, params: list[Tensor]) -> list[Tensor] | None:
+        """The size of each weight, by which an adaptive neighbourhood is measured; 1 in other groups."""
+        adaptive = {p for group in self.param_groups if group["adaptive"] for p in group["params"]}
+        if not adaptive:
+            return None
+        return [_wide(p.detach()).abs() + self.eta if p in adaptive else torch.ones_like(_wide(p)) for p in params]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back to w. A parameter that has no second gradient keeps the first one."""
-        if self._perturbed is None:
+        """Go back to w, with the gradients of w + e. A parameter that has no second gradient has none in the step."""
+        if self._work.first is None:
             raise RuntimeError("restore() was called without perturb()")
-        for p, w, gradient in self._perturbed:
-            p.copy_(w)
-            if p.grad is None:
-                p.grad = gradient
-        self._perturbed, self._restored = None, True
+        self._finish(strict=True)
+
+    def _put_back(self) -> None:
+        """Put w into the model again, and its buffers."""
+        assert self._work.first is not None
+        for p, w in zip(self._work.first.params, self._work.first.w, strict=False):  # none of them if w was not left
+            if p.dtype == w.dtype:
+                p.copy_(w)
+            else:
+                gradient, p.grad = p.grad, None
+                p.data = w
+                p.grad = None if gradient is None else gradient.to(w.dtype)
+        for buffer, value in self._work.first.buffers:
+            buffer.copy_(value)
+        self._work.first = None
+
+    def _finish(self, strict: bool) -> None:
+        """Put w back, and the gradients of the step in place."""
+        first = self._work.first
+        assert first is not None
+        self._put_back()
+        made = dict(zip(first.params, first.gradients, strict=True))
+        second = {p: p.grad for p in self._params() if p.grad is not None}
+        if first.finite is None:
+            gradients = self._combine(made, {})
+        elif second:
+            gradients = self._combine(made, second)
+            _spoil(gradients, first.finite)
+        elif strict:
+            raise RuntimeError(
+                "restore() found no second gradients: evaluate the loss and call backward() between perturb() and "
+                "restore()"
+            )
+        else:
+            gradients = made  # a closure that makes none leaves those that are there
+        for p in {**made, **second}:
+            p.grad = gradients.get(p)
+        self._work.restored = True
+
+    # --------------------------------------------------------------------------------------------------------- refusals
+
+    def _refuse_unscaled(self, scaler: torch.amp.GradScaler | None) -> None:
+        states = getattr(scaler, "_per_optimizer_states", {})
+        if id(self) in states and getattr(states[id(self)].get("stage"), "name", "") == "UNSCALED":
+            raise RuntimeError(
+                "scaler.unscale_(opt) was called before opt.perturb(scaler): the second gradients would stay scaled. "
+                "Call it between restore() and scaler.step(opt), if at all"
+            )
+
+    def _refuse_unequal(self) -> None:
+        if self._steps_along_first and not getattr(self.model, "require_forward_param_sync", True):
+            raise RuntimeError(
+                f"{type(self).__name__} steps along the first gradient too, which was not averaged over the ranks "
+                "(no_sync()): they would part. Take both passes with synchronisation, or use SAM, ASAM or FriendlySAM"
+            )
+
+    def _warn_of_rounding(self, params: list[Tensor]) -> None:
+        half = any(p.dtype in (torch.bfloat16, torch.float16) for p in params)
+        if half and self.perturb_dtype is None and not self._work.has_warned:
+            self._work.has_warned = True
+            warnings.warn(
+                f"{type(self).__name__} perturbs 16-bit weights, whose rounding swallows a part of e (with rho = 0.05 "
+                "about half of the weights do not change); keep them in float32 under autocast, or pass "
+                "perturb_dtype=torch.float32",
+                stacklevel=4,
+            )
+
+    # ----------------------------------------------------------------------------------------------- saved and loaded
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for any optimizer."""
+        if self._remembered is None:
+            return super().state_dict()
+        shared, name = self.state, self._remembered
+        self.state = defaultdict(dict, {p: dict(state) for p, state in shared.items()})
+        try:
+            for p, value in self._memory.items():
+                self.state[p][name] = value
+            return super().state_dict()
+        finally:
+            self.state = shared
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for any optimizer."""
         super().load_state_dict(state_dict)
+        if self._remembered is not None:
+            name = self._remembered
+            self._memory.clear()
+            self._memory.update({p: state[name] for p, state in self.state.items() if name in state})
+            for p in [p for p, state in self.state.items() if set(state) == {name}]:
+                del self.state[p]  # an optimizer that finds state takes it for its own
         self.base.__setstate__({"state": self.state, "param_groups": self.param_groups})
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"base": self.base, **super().__getstate__()}
+        kept = {name: value for name, value in self.__dict__.items() if name in self._kept()}
+        return {**kept, **super().__getstate__()}
+
+    def _kept(self) -> tuple[str, ...]:
+        """What a pickled or copied optimizer keeps, beside what torch keeps of every optimizer."""
+        return ("base", "eta", "model", "perturb_dtype", "_memory")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
             group.setdefault("rho", 0.05)
+            group.setdefault("adaptive", False)
         super().__setstate__(state)
-        self._perturbed, self._restored = None, False
+        self._work = _Work()
         if "base" in state:
             self._share()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float32, or in its own type if that is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _products(x: list[Tensor], y: list[Tensor]) -> list[Tensor]:
+    """One by one where some are sharded and others not: torch takes lists of the one or the other."""
+    return list(torch._foreach_mul(x, y)) if of_one_kind(x) else [a * b for a, b in zip(x, y, strict=True)]
+
+
+def _times(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Tensors times one number, wherever they are."""
+    return [tensor * factor.to(tensor.device) for tensor in tensors]
+
+
+def _spoil(gradients: dict[Tensor, Tensor], finite: Tensor) -> None:
+    """Let gradients be NaN where the first ones were not finite: whoever looks at them skips the step."""
+    nan = torch.where(finite, 0.0, torch.nan)
+    for p, gradient in gradients.items():
+        added = nan.to(gradient.device, gradient.dtype)
+        gradients[p] = gradient.add_(added) if is_dense(gradient) else gradient + added

@@ -124,6 +124,8 @@ def load_replicas(
         plain = _plain(path, source)
         tensors, _ = _state(model, optimizer, coupling, None)
         own = {name: value for name, value in tensors.items() if name.startswith("model.")}
+        kept = {name: value for name, value in tensors.items() if name.startswith("coupling.")}
+        tensors = _load(path, source, kept) if kept else {}
         mean: dict[str, Tensor] = {}
         for a in range(saved):
             for name, value in _load(path, a, {name: torch.empty_like(value) for name, value in own.items()}).items():
@@ -136,7 +138,7 @@ def load_replicas(
             weights[name.removeprefix("model.")] = value.to(own[name].dtype)
         set_model_state_dict(model, weights)
         say(f"{path} holds {saved} replicas; all {group.num_replicas} here start from their barycenter, at rest")
-    coupling.load_state_dict(plain["coupling"])
+    coupling.load_state_dict(_coupling_state(tensors, plain["coupling"]))
     return plain["extra"]
 
 
@@ -161,12 +163,22 @@ def _state(
             else:
                 numbers.setdefault(name, {})[parameter] = value
     groups = [dict(each) for each in state["param_groups"]]
-    return tensors, {
-        "numbers": numbers,
-        "groups": groups,
-        "coupling": coupling.state_dict(),
-        "extra": extra or {},
-    }
+    settings = {}
+    for name, value in coupling.state_dict().items():
+        if isinstance(value, list):  # the center of EASGD
+            tensors |= {f"coupling.{name}.{number}": tensor for number, tensor in enumerate(value)}
+        else:
+            settings[name] = value
+    return tensors, {"numbers": numbers, "groups": groups, "coupling": settings, "extra": extra or {}}
+
+
+def _coupling_state(tensors: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Any]:
+    """What a coupling loads: its settings, and the lists of tensors that it keeps."""
+    lists: dict[str, list[Tensor]] = {}
+    for key, value in tensors.items():  # in the order in which they were named
+        if key.startswith("coupling."):
+            lists.setdefault(key.split(".")[1], []).append(value)
+    return {**settings, **lists}
 
 
 def _unflatten(tensors: dict[str, Tensor], plain: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -176,7 +188,7 @@ def _unflatten(tensors: dict[str, Tensor], plain: dict[str, Any]) -> tuple[dict[
         kind, rest = key.split(".", 1)
         if kind == "model":
             weights[rest] = value
-        else:
+        elif kind == "optimizer":
             name, parameter = rest.split(".", 1)
             state.setdefault(parameter, {})[name] = value
     for name, values in plain["numbers"].items():

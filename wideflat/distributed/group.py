@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from wideflat.kernels.flat_blocks import cache_blocks
+from wideflat.kernels.shards import local, sharding, total
 
 if TYPE_CHECKING:
     from wideflat.replica_networks import Replicas
@@ -74,12 +75,13 @@ class InProcess:
         self.replicas = replicas
         self.num_replicas = len(replicas)
         # Collected once: walking through the modules costs more than the attraction of small networks.
-        self.members: list[list[Tensor]] = [list(model.parameters()) for model in replicas]
+        self.members: list[list[Tensor]] = [list(replicas.own(model)) for model in replicas]
 
     def blocks(self, members: list[list[Tensor]], *others: list[Tensor]) -> Iterator[Block]:
         """Weights, other lists and the barycenter, block by block."""
         y = len(members)
-        for pieces in cache_blocks(*members, *others):
+        lists = [[local(tensor) for tensor in tensors] for tensors in (*members, *others)]
+        for pieces in cache_blocks(*lists):
             yield pieces[:y], pieces[y:], mean(pieces[:y])
 
     def total(self, values: Tensor) -> Tensor:
@@ -90,11 +92,18 @@ class InProcess:
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica."""
         members = detached(self.members)
-        squares = torch.zeros(len(members), dtype=torch.float64)
-        for pieces, _, w_bar in self.blocks(members):
-            for index, w in enumerate(pieces):
-                squares[index] += square_distance(w, w_bar)
-        return squares / 2
+        squares = []
+        alike: dict[Any, list[int]] = {}
+        for number, p in enumerate(members[0]):
+            alike.setdefault(sharding(p), []).append(number)
+        for numbers in alike.values():
+            found = torch.zeros(len(members), dtype=torch.float64)
+            for pieces, _, w_bar in self.blocks([[w[number] for number in numbers] for w in members]):
+                for index, w in enumerate(pieces):
+                    found[index] += square_distance(w, w_bar)
+            squares.append((members[0][numbers[0]], found))
+        everywhere = total(squares)
+        return torch.zeros(len(members), dtype=torch.float64) if everywhere is None else everywhere / 2
 
     def gather(self, values: Tensor) -> Tensor:
         """They are all here."""

@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from wideflat.distributed.group import Block, square_distance
 from wideflat.kernels.flat_blocks import cache_blocks, is_dense
+from wideflat.kernels.shards import local, norm, sharding, total
 from wideflat.seeds import derive_seed
 
 __all__ = ["FlatBuckets", "MeshReplicas", "seed_replica"]
@@ -230,21 +231,17 @@ class MeshReplicas:
     @torch.no_grad()
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of the replica of this rank."""
-        total = torch.zeros((), dtype=torch.float64)
-        sharded: dict[tuple[DeviceMesh, Any] | None, list[Tensor]] = {}
+        alike: dict[Any, list[Tensor]] = {}
         for p in self.members[0]:
-            sharded.setdefault(_sharding(p), []).append(p.detach())
-        for where, w in sharded.items():
+            alike.setdefault(sharding(p), []).append(p.detach())
+        squares = []
+        for w in alike.values():
             square = torch.zeros((), dtype=torch.float64)
             for (mine,), _, w_bar in self.blocks([w]):
                 square += square_distance(mine, w_bar)
-            if where is not None:
-                mesh, dimensions = where
-                square = square.to(self._device)
-                for dimension in dimensions:
-                    dist.all_reduce(square, group=mesh.get_group(dimension))
-            total += square.cpu()
-        return total.reshape(1) / 2
+            squares.append((w[0], square))
+        found = total(squares)
+        return (torch.zeros(()) if found is None else found).double().reshape(1) / 2
 
     def barycenter(self, at_barycenter: Callable[[], AbstractContextManager[None]], buffers: str) -> nn.Module:
         """A copy of the network at the barycenter, on every rank."""
@@ -274,8 +271,7 @@ class MeshReplicas:
         if self._known_apart:
             return
         distance = self.total(self.distances()).item()
-        norms = torch._foreach_norm([local(p).detach() for p in self.members[0] if p.requires_grad])
-        place = self.total(torch.stack(list(norms)).double().sum().cpu()).item()
+        place = self.total(norm([p for p in self.members[0] if p.requires_grad]).cpu()).item()
         if distance > 0:
             self._known_apart = True
         elif self._moved_together is not None and place != self._moved_together:
@@ -298,19 +294,6 @@ class MeshReplicas:
                 f"the replicas must be of one architecture, dtype and memory format; replica {other} differs from "
                 "replica 0 in the shapes, strides or dtypes of its parameters"
             )
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds; shares its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _sharding(p: Tensor) -> tuple[DeviceMesh, tuple[int, ...]] | None:
-    """Over which dimensions of which mesh a parameter is cut into parts; None if it is whole."""
-    if not isinstance(p, DTensor):
-        return None
-    dimensions = tuple(d for d, placement in enumerate(p.placements) if placement.is_shard())
-    return (p.device_mesh, dimensions) if dimensions else None
 
 
 def _refuse_ties(model: nn.Module, mesh: DeviceMesh) -> None:

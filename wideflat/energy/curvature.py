@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
@@ -155,6 +156,7 @@ def curvature(
         raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
+    model = whole_network(model)
     evaluation = Evaluation(model, metric, batch_norm, forward)
     names, words = select_parameters(model, parameters)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)

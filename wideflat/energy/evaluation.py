@@ -202,7 +202,8 @@ class Evaluation:
             raise TypeError(
                 f"a batch must be (inputs, targets), or a dictionary with labels; for a {type(batch).__name__}"
                 f"{f' of {len(batch)}' if hasattr(batch, '__len__') else ''} give forward=, a function of the model "
-                "and the batch that returns (outputs, targets)"
+                "and the batch that returns (outputs, targets):\n    def forward(model, batch):\n"
+                "        outputs = model(...)    # whatever of the batch it takes\n        return outputs, batch[...]"
             )
         return self._answer(batch[0]), batch[1]
 

@@ -48,11 +48,34 @@ class LabelAlignment:
 
     def aligned(self, result: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets, position by position, from what the network returned for a batch with these labels."""
-        logits = scores(result, "loss")
+        result = _named(result)
+        try:
+            logits = scores(result, "loss")
+        except TypeError as error:
+            raise TypeError(
+                f"{str(error).partition(' Say where')[0]} Say where the outputs are:\n    def forward(model, batch):\n"
+                '        outputs = model(**batch)["their name"]\n        return outputs, batch["labels"]'
+                '    # or outputs[:, :-1], batch["labels"][:, 1:]\nand give forward=forward'
+            ) from None
         if self.shifted is None:
             own = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
             self.shifted = _is_shifted(own.detach() if isinstance(own, Tensor) else None, logits.detach(), labels)
         return (logits[:, :-1], labels[:, 1:]) if self.shifted else (logits, labels)
+
+
+def _named(result: Any) -> Any:
+    """A tuple as dictionary: (loss, logits, ...), as networks of Hugging Face return them, or (logits, ...).
+
+    >>> import torch
+    >>> list(_named((torch.tensor(1.0), torch.zeros(2, 3))))
+    ['loss', 'logits']
+    """
+    tensors = isinstance(result, (tuple, list)) and len(result) > 0 and isinstance(result[0], Tensor)
+    if not tensors or hasattr(result, "logits"):
+        return result
+    if result[0].numel() == 1 and len(result) > 1:
+        return {"loss": result[0].reshape(()), "logits": result[1]}
+    return {"logits": result[0]}
 
 
 def _is_shifted(own: Tensor | None, logits: Tensor, labels: Tensor) -> bool:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.block_energy import BlockEnergy
 from wideflat.energy.blocks import Block
 from wideflat.energy.evaluation import Forward, Metric
@@ -144,8 +145,8 @@ def local_energy(
         1.0
     """
     request = Request(
-        model, data, sigmas, noise, metric, batch_norm, parameters, target_stderr, max_passes, seed, common_noise,
-        batch_size, forward, augment, calibration, scale,
+        whole_network(model), data, sigmas, noise, metric, batch_norm, parameters, target_stderr, max_passes, seed,
+        common_noise, batch_size, forward, augment, calibration, scale,
     )  # fmt: skip
     settled = plan(request)
     try:

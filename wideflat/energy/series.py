@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from wideflat.checks import network
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.ranks import rank
@@ -52,11 +53,8 @@ def layer_profiles(
     """
     if "parameters" in options:
         raise ValueError("layer_profiles chooses the parameters itself: give layers= instead of parameters=")
-    own = {
-        prefix
-        for prefix, module in network(model).named_modules()
-        if any(True for _ in module.parameters(recurse=False))
-    }
+    model = whole_network(network(model))
+    own = {prefix for prefix, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
     wanted = [prefix for prefix, _ in model.named_modules() if prefix in own] if layers is None else list(layers)
     if unknown := [layer for layer in wanted if layer not in dict(model.named_modules())]:
         raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")

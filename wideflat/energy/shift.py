@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import network
+from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -231,7 +232,7 @@ def shift_profile(
         >>> found.mean.tolist(), found.lengths.tolist(), found.sigmas.tolist(), found.barrier
         ([1.0, 2.0], [1.0, 2.0], [0.5, 1.0], 0.0)
     """
-    network(model)
+    model = whole_network(network(model))
     given = {"other": other, "quantize": quantize, "prune": prune}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
@@ -318,7 +319,7 @@ def _aligned(model: nn.Module, other: Any) -> dict[str, Tensor]:
     state = other.state_dict() if isinstance(other, nn.Module) else other
     if not isinstance(state, Mapping):
         raise TypeError(f"other must be a state dictionary or a network, got {type(other).__name__}")
-    return aligned(model, state)
+    return aligned(model, whole_tensors(state))
 
 
 def _to_other(
@@ -328,6 +329,7 @@ def _to_other(
     state = other.state_dict() if isinstance(other, nn.Module) else other
     if not isinstance(state, Mapping):
         raise TypeError(f"other must be a state dictionary or a network, got {type(other).__name__}")
+    state = whole_tensors(state)
     missing, unknown = [name for name in weights if name not in state], set(state) - set(model.state_dict())
     if missing or unknown:
         raise ValueError(

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import network
+from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.curvature import Hessian, lanczos
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -185,7 +186,7 @@ def slices(
         >>> found.mean.tolist()
         [0.0, 3.0, 8.0]
     """
-    network(model)
+    model = whole_network(network(model))
     axis = np.linspace(-1, 1, 21) if positions is None else np.atleast_1d(np.asarray(positions, dtype=float))
     if axis.ndim != 1 or len(axis) == 0 or not np.isfinite(axis).all():
         raise ValueError(f"positions must be a sequence of numbers, got {positions!r}")
@@ -269,7 +270,7 @@ def _difference(model: nn.Module, names: list[str], other: Any) -> dict[str, Ten
     state = other.state_dict() if isinstance(other, nn.Module) else other
     if not isinstance(state, Mapping):
         raise TypeError(f"directions lead to networks or state dictionaries, got {type(other).__name__}")
-    weights = dict(model.named_parameters())
+    state, weights = whole_tensors(state), dict(model.named_parameters())
     for name in names:
         if name not in state or state[name].shape != weights[name].shape:
             raise ValueError(f"the other network has no {name} of shape {tuple(weights[name].shape)}")

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.blocks import Block, Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
@@ -95,6 +96,7 @@ def worst_case(
         raise ValueError('objective must have a gradient, and the error is a step function; use objective="loss"')
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
+    model = whole_network(model)
     evaluation = Evaluation(model, metric, batch_norm, forward)
     names, words = select_parameters(model, parameters)
     scales = Scales(model, names, scale)

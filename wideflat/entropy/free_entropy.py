@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from wideflat.checks import network as checked_network
 from wideflat.checks import number, numbers_of, whole
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
@@ -56,6 +57,8 @@ __all__ = ["Interrupted", "free_entropy"]
 SOLUTION_BETA, LEAST_SHARE = 8.0, 0.15
 #: Draws from which the units of the margins are taken.
 MARGIN_DRAWS = 16
+#: Most leapfrog steps of a trajectory: the margins' V has kinks, which the steps have to be short for.
+MOST_STEPS, MOST_STEPS_AT_KINKS = 100, 250
 #: Seconds between two writings of a checkpoint.
 SAVE_EVERY = 60.0
 
@@ -155,7 +158,7 @@ def free_entropy(
     beta = number("beta", beta, above=0)
     for name, value in (("seed", seed), ("subset_seed", subset_seed)):
         whole(name, value, -(2**63), 2**63 - 1)
-    checked_network(model)
+    model = whole_network(checked_network(model))
     if on_errors not in ("refuse", "drop"):
         raise ValueError(f'on_errors must be "refuse" or "drop", got {on_errors!r}')
     if measure == "error" and beta != 1.0:
@@ -165,7 +168,8 @@ def free_entropy(
         )
     if solution_beta is not None and not solution_beta > 0:
         raise ValueError(f"solution_beta must be positive, got {solution_beta}")
-    effort = Effort(chains, samples, burn, points, int(seed), target_stderr=target_stderr, quick=quick)
+    cap = MOST_STEPS_AT_KINKS if measure == "error" else MOST_STEPS
+    effort = Effort(chains, samples, burn, points, int(seed), cap, target_stderr, quick)
     fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
     network = Network(model, fixed, measure, scale, parameters, forward, batch_norm)
     measurement = _Measurement(network, strengths, beta, effort, on_errors, solution_beta, minutes, progress)

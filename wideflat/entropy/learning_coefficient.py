@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from wideflat.checks import network as checked_network
 from wideflat.checks import whole
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
@@ -123,7 +124,7 @@ def llc(
     """
     if measure == "error":
         raise ValueError('the error has no learning coefficient: it is a step function; use measure="loss"')
-    checked_network(model)
+    model = whole_network(checked_network(model))
     for name, value in (("probes", probes), ("lanczos_steps", lanczos_steps)):
         whole(name, value, 1, 10**6)
     fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)

@@ -13,7 +13,7 @@ from wideflat.batch_norm import refresh_batch_norm
 from wideflat.entropic import Cycles
 from wideflat.focusing import Focusing
 
-__all__ = ["Guide", "with_center"]
+__all__ = ["Guide", "innermost", "with_center"]
 
 #: How a model is called with a batch, as in `wideflat.refresh_batch_norm`.
 Forward = Callable[[nn.Module, Any], object]
@@ -27,14 +27,21 @@ def with_center(optimizers: Iterable[Any]) -> list[Cycles]:
     >>> with_center([torch.optim.SGD([w]), wideflat.EntropySGD([w], lr=0.5)])[0].param_groups[0]["lr"]
     0.5
     """
-    found = []
-    for optimizer in optimizers:
-        inside = optimizer
-        while not isinstance(inside, Cycles) and isinstance(getattr(inside, "optimizer", None), Optimizer):
-            inside = inside.optimizer
-        if isinstance(inside, Cycles):
-            found.append(inside)
-    return found
+    return [inside for inside in map(innermost, optimizers) if isinstance(inside, Cycles)]
+
+
+def innermost(optimizer: Any) -> Any:
+    """An optimizer without the wrappers that trainers put around it.
+
+    >>> from types import SimpleNamespace
+    >>> import torch
+    >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    >>> innermost(SimpleNamespace(optimizer=sgd)) is sgd
+    True
+    """
+    while not isinstance(optimizer, Cycles) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 class Guide:
@@ -84,7 +91,8 @@ class Guide:
         if not self.optimizers:
             raise TypeError(
                 "FocusingCallback needs an optimizer with a center, such as wideflat.EntropySGD or wideflat.Entropic; "
-                f"the trainer has {', '.join(type(optimizer).__name__ for optimizer in optimizers) or 'none'}"
+                f"the trainer has {', '.join(type(optimizer).__name__ for optimizer in optimizers) or 'none'}. "
+                "(SAM has none and needs none: see SAMCallback for the Trainer of Hugging Face)"
             )
         self.focusings = []
         if self.factor is None:

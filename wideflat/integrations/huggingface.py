@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from wideflat.baselines.sam import SAM
 from wideflat.entropic import Entropic
-from wideflat.integrations.guide import Guide, with_center
+from wideflat.integrations.guide import Guide, innermost, with_center
 
-__all__ = ["EntropicAround", "FocusingCallback"]
+__all__ = ["EntropicAround", "FocusingCallback", "SAMCallback"]
 
 
 class EntropicAround(Entropic):
@@ -145,3 +149,74 @@ class FocusingCallback(TrainerCallback, ExportableState):
             self.guide.refresh(model, batches)
         else:
             self.guide.finish(model, batches)
+
+
+class SAMCallback(TrainerCallback):
+    """Two gradients a step, for `wideflat.SAM` and its family in a Trainer, or in a class that is made of one.
+
+    .. code-block:: text
+
+        each mini-batch          the Trainer's own training_step: its loss, its precision, its backward
+        the last of a step       perturb(); the training_step of all its mini-batches again; restore()
+        then, by the Trainer     clipping, step(), the schedule: on the second gradients
+
+    The logged loss is that of w. Buffers are put back after the second pass, so that batch norm sees each mini-batch
+    once; dropout draws anew. The model holds w whenever the Trainer evaluates or saves.
+
+    Args:
+        trainer: Where it belongs: ``trainer.add_callback(SAMCallback(trainer))``.
+        per_rank: On several ranks, let each go along its own gradient (m-sharpness) instead of their mean.
+
+    Example:
+        >>> optimizer_cls_and_kwargs = (SAM, {"base": torch.optim.AdamW, "rho": 0.05, "lr": 1e-3})
+        >>> SAMCallback("a trainer")
+        Traceback (most recent call last):
+        ...
+        TypeError: SAMCallback belongs to a Trainer, trainer.add_callback(SAMCallback(trainer)); got str
+    """
+
+    def __init__(self, trainer: Trainer, per_rank: bool = False) -> None:
+        if not isinstance(trainer, Trainer):
+            raise TypeError(
+                "SAMCallback belongs to a Trainer, trainer.add_callback(SAMCallback(trainer)); "
+                f"got {type(trainer).__name__}"
+            )
+        self.trainer, self.per_rank = trainer, per_rank
+        self._batches: list[tuple[Any, tuple[Any, ...]]] = []
+        self._training_step: Callable[..., Tensor] | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the place of the Trainer's training_step, which is called twice from here on."""
+        optimizer = innermost(kwargs["optimizer"])
+        if not isinstance(optimizer, SAM):
+            raise TypeError(f"SAMCallback needs wideflat.SAM or one of its family; got {type(optimizer).__name__}")
+        self._sam, self._batches = optimizer, []
+        self._training_step = self.trainer.training_step
+        self.trainer.training_step = self._twice
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let the Trainer be as it was."""
+        if self._training_step is not None:
+            self._sam.model = None
+            del self.trainer.training_step
+            self._training_step = None
+
+    def _twice(self, model: nn.Module, inputs: Any, *others: Any) -> Tensor:
+        """One mini-batch; and if it is the last of a step, all of them once more, at w + e."""
+        assert self._training_step is not None
+        accelerator, self._sam.model = self.trainer.accelerator, model
+        self._batches.append((copy.copy(inputs), others))
+        with accelerator.no_sync(model) if self.per_rank else nullcontext():
+            loss = self._training_step(model, inputs, *others)
+        if accelerator.sync_gradients:
+            batches, self._batches = self._batches, []
+            if self._sam.perturb(accelerator.scaler):
+                for number, (again, rest) in enumerate(batches, start=1):
+                    with accelerator.no_sync(model) if number < len(batches) else nullcontext():
+                        self._training_step(model, again, *rest)
+            self._sam.restore()
+        return loss

@@ -19,6 +19,7 @@ from wideflat.kernels.flat_blocks import flat, in_order, is_dense, memory_of
 from wideflat.kernels.foreach import add_noise
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.rounding import join, part, round_by_chance
+from wideflat.kernels.shards import Place, counted, stretch
 
 __all__ = ["BlockLists"]
 
@@ -37,15 +38,16 @@ class _Block:
     #: Where a gradient is cut: the number of the tensor, the first element, how many.
     cuts: list[tuple[int, int, int]] = field(default_factory=list)
     #: Of the first elements, in the noise; those that follow each other are one.
-    places: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     gathered: bool = False
 
-    def close(self, offsets: list[int]) -> None:
+    def close(self, offsets: Sequence[Place]) -> None:
         """Join places that follow each other, where tensors are gathered."""
         for member, start, length in self.cuts:
-            place = offsets[member] + start
-            if self.gathered and self.places and place == self.places[-1] + self.lengths[-1]:
+            place = stretch(offsets[member], start, length)
+            last = self.places[-1] if self.gathered and self.places else None
+            if isinstance(last, int) and place == last + self.lengths[-1]:
                 self.lengths[-1] += length
             else:
                 self.places.append(place)
@@ -78,7 +80,7 @@ class BlockLists:
         velocity: Of the momentum; None without.
         rest: What the rounding of w' has lost (`wideflat.kernels.rounding`); None for parameters that have the type of
             the centers.
-        offsets: The place in the noise of the first element of each parameter.
+        offsets: The place in the noise of the first element of each parameter, or those of its patch.
         restarts: Does a cycle begin at rest, or with the velocity that is there?
         chance: A seed: w' of 16 bits is rounded by chance.
     """
@@ -91,7 +93,7 @@ class BlockLists:
         velocity: list[Tensor] | None = None,
         rest: list[Tensor] | None = None,
         *,
-        offsets: list[int],
+        offsets: Sequence[Place],
         restarts: bool = True,
         chance: int | None = None,
     ) -> None:
@@ -222,8 +224,7 @@ class BlockLists:
         if block.gathered:
             pieces = list(zip(x[0].split(block.lengths), held[0].split(block.lengths), strict=True))
         for (whole, rounded), place in zip(pieces, block.places, strict=True):
-            here = torch.arange(place, place + whole.numel(), device=whole.device)
-            round_by_chance(whole, rounded, words(here, key))
+            round_by_chance(whole, rounded, words(counted(place, whole.numel(), whole.device), key))
 
     def _take_up(self, block: _Block, held: list[Tensor], rest: list[Tensor] | None) -> list[Tensor]:
         """Put w on w' where somebody has changed the weights of the model; return w' in full, which then is w."""

@@ -65,10 +65,10 @@ class KernelLists:
         there = [tensors for tensors in lists if tensors is not None]
         return (
             bool(there[0])
-            and there[0][0].device.type == "cpu"
             and there[0][0].dtype in REAL
             and all(
                 alike(*tensors)
+                and tensors[0].device.type == "cpu"
                 and tensors[0].dtype == there[0][0].dtype
                 and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
                 for tensors in zip(*there, strict=True)

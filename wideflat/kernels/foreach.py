@@ -12,6 +12,7 @@ from torch import Tensor
 from wideflat.kernels.counter import key_of, normal
 from wideflat.kernels.flat_blocks import flat, is_dense
 from wideflat.kernels.noise import GaussianNoise
+from wideflat.kernels.shards import Patch, Place
 
 #: Elements of small tensors that get their noise at once: on the CPU, and where launches are to be few.
 RUN, LONG_RUN = 32768, 1 << 24
@@ -62,31 +63,50 @@ def running_mean(mu: list[Tensor], w_prime: list[Tensor], alpha: float) -> None:
     torch._foreach_lerp_(mu, explorer, 1 - alpha)
 
 
-def add_noise(w_prime: list[Tensor], places: list[int], noise: GaussianNoise, step: int, scale: float) -> None:
+def add_noise(w_prime: list[Tensor], places: list[Place], noise: GaussianNoise, step: int, scale: float) -> None:
     """Add ``scale`` times N(0, I), a function of (seed, step, place), places counting in the order of memory, or of the
     indices where there are gaps. On an accelerator it is another one than on the CPU (`wideflat.kernels.counter`).
     """
-    for run, place in _runs(w_prime, places):
+    whole = []
+    for p, place in zip(w_prime, places, strict=True):
+        if isinstance(place, Patch):
+            _add_to_patch(p, place, noise, step, scale)
+        else:
+            whole.append((p, place))
+    for run, place in _runs(whole):
         views = [flat(p) if is_dense(p) else p for p in run]
         if len(run) == 1 and run[0].device.type == "cpu":
             noise.add_(views, step, [place], scale)
             continue
         count = sum(p.numel() for p in run)
-        if run[0].device.type == "cpu":
-            numbers = noise(step, place, count)
-        else:
-            here = torch.arange(place, place + count, device=run[0].device)
-            numbers = normal(here, key_of(noise.seed, step)).to(run[0].dtype)
-        pieces = numbers.split([p.numel() for p in run])
+        pieces = _drawn(noise, step, place, count, run[0]).split([p.numel() for p in run])
         shaped = [piece.view(view.shape) for piece, view in zip(pieces, views, strict=True)]
         torch._foreach_add_(views, shaped, alpha=scale)
 
 
-def _runs(tensors: list[Tensor], places: list[int]) -> list[tuple[list[Tensor], int]]:
+def _drawn(noise: GaussianNoise, step: int, place: int, count: int, like: Tensor) -> Tensor:
+    """So many numbers from a place on, for a tensor."""
+    if like.device.type == "cpu":
+        return noise(step, place, count)
+    return normal(torch.arange(place, place + count, device=like.device), key_of(noise.seed, step)).to(like.dtype)
+
+
+def _add_to_patch(p: Tensor, patch: Patch, noise: GaussianNoise, step: int, scale: float) -> None:
+    """Noise for a part of a tensor that is no single stretch of it."""
+    turned = p.permute(patch.order) if p.dim() == len(patch.order) else p  # or a stretch of its memory
+    numbers = turned.contiguous()
+    most = RUN if p.device.type == "cpu" else LONG_RUN
+    for z, at in patch.gather(lambda place, count: _drawn(noise, step, place, count, p), most):
+        numbers.view(-1)[at : at + z.numel()].add_(z, alpha=scale)
+    if numbers is not turned:
+        turned.copy_(numbers)
+
+
+def _runs(tensors: list[tuple[Tensor, int]]) -> list[tuple[list[Tensor], int]]:
     """Tensors whose places follow each other, together, up to a number of elements; every other tensor alone."""
     runs: list[tuple[list[Tensor], int]] = []
     end, room = -1, 0
-    for tensor, place in zip(tensors, places, strict=True):
+    for tensor, place in tensors:
         if place == end and tensor.numel() <= room:
             runs[-1][0].append(tensor)
             room -= tensor.numel()

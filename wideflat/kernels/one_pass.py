@@ -23,6 +23,7 @@ from wideflat.kernels.flat_blocks import in_order, memory_of
 from wideflat.kernels.library import compile_kernel, kernel_is_there, threads_for
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.parts import Part
+from wideflat.kernels.shards import local
 
 __all__ = ["OnePass"]
 
@@ -151,11 +152,10 @@ class OnePass:
             return False
         velocity = None
         if group["momentum"]:
-            velocity = [sgd.state[w].get("momentum_buffer") for w in part.w]
-            if any(each is None for each in velocity):
-                for w in part.w:
-                    sgd.state[w].setdefault("momentum_buffer", torch.zeros_like(w))
-                velocity = [sgd.state[w]["momentum_buffer"] for w in part.w]
+            for center in part.centers:
+                if sgd.state[center].get("momentum_buffer") is None:
+                    sgd.state[center]["momentum_buffer"] = torch.zeros_like(center)
+            velocity = [local(sgd.state[center]["momentum_buffer"]) for center in part.centers]
         lists = self._outer_lists(number, part, velocity)
         if lists is None:
             return False

@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from wideflat.kernels.shards import Place, is_sharded
+
 __all__ = ["Part", "has_gradient"]
 
 
 @dataclass
 class Part:
-    """The tensors of one param group that take part in a step."""
+    """The tensors of one param group that take part in a step: of sharded ones, what this rank holds."""
 
     #: As the optimizer has them.
     params: list[Tensor] = field(default_factory=list)
@@ -22,7 +24,7 @@ class Part:
     #: The running means; the list w_prime itself where none are kept, because alpha = 0.
     mu: list[Tensor] = field(default_factory=list)
     #: Of the first element of each, in the noise.
-    places: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     #: What the optimizer keeps of each.
     states: list[dict[str, Any]] = field(default_factory=list)
     #: All parameters of the group, and which of them had no gradient.
@@ -32,6 +34,16 @@ class Part:
     versions: list[int] = field(default_factory=list)
     #: Of w', in this step.
     gradients: list[Tensor] = field(default_factory=list)
+
+    @property
+    def sharded(self) -> bool:
+        """Is one of the parameters sharded? What a rank holds of it may be elsewhere in the next step."""
+        return any(map(is_sharded, self.params))
+
+    @property
+    def centers(self) -> list[Tensor]:
+        """As the outer optimizer has them."""
+        return [state["center"] for state in self.states]
 
     @property
     def keeps_mean(self) -> bool:
@@ -57,7 +69,8 @@ class Part:
     def is_of(self, state: dict[Tensor, dict[str, Any]]) -> bool:
         """Is this what the optimizer keeps now? It may have been emptied, or its tensors replaced."""
         return (
-            all(map(is_, map(state.get, self.params), self.states))
+            not self.sharded
+            and all(map(is_, map(state.get, self.params), self.states))
             and all(map(is_, [kept.get("center") for kept in self.states], self.w))
             and (not self.keeps_mean or all(map(is_, [kept.get("mean") for kept in self.states], self.mu)))
         )

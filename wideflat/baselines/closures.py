@@ -1,0 +1,69 @@
+"""Closures that an optimizer calls for their gradients: those that were there before must not be in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wideflat.kernels.shards import anywhere, local
+
+__all__ = ["call_for_gradients", "call_idle"]
+
+
+def call_for_gradients(closure: Callable[[], Any], params: list[Tensor]) -> Any:
+    """Call a closure that is to make gradients, and refuse one that adds to those of before.
+
+    A gradient of one parameter is replaced by NaN, which is gone afterwards if the closure clears the gradients.
+
+    >>> w = torch.nn.Parameter(torch.ones(1))
+    >>> w.grad = torch.ones(1)
+    >>> call_for_gradients(lambda: w.sum().backward(), [w])
+    Traceback (most recent call last):
+    ...
+    RuntimeError: the closure adds to gradients that were there before: ...
+    """
+    before = [p for p in params if p.grad is not None and p.numel()]
+    if not before:
+        with torch.enable_grad():
+            return closure()
+    witness = min(before, key=Tensor.numel)
+    kept = witness.grad
+    witness.grad = marked = torch.full_like(witness, torch.nan)
+    version = marked._version
+    try:
+        with torch.enable_grad():
+            loss = closure()
+    finally:
+        untouched = witness.grad is marked and marked._version == version
+        if untouched:
+            witness.grad = kept
+    if not untouched and witness.grad is marked and not anywhere([(witness, (~local(marked).isnan()).any())]):
+        for p in params:
+            p.grad = None
+        raise RuntimeError(
+            "the closure adds to gradients that were there before: let it clear them (opt.zero_grad()), and call "
+            "no backward() before step(closure). Gradients that are accumulated over several mini-batches go "
+            "with opt.perturb() and opt.restore(), for which the whole mini-batch is evaluated twice"
+        )
+    return loss
+
+
+def call_idle(closure: Callable[[], Any], params: list[Tensor]) -> Any:
+    """Call a closure that must not make gradients any more, because they are all there.
+
+    >>> w = torch.nn.Parameter(torch.ones(1))
+    >>> call_idle(lambda: 3.0, [w])
+    3.0
+    """
+    before = [p.grad for p in params]
+    with torch.enable_grad():
+        loss = closure()
+    if any(p.grad is not gradient for p, gradient in zip(params, before, strict=True)):
+        raise RuntimeError(
+            "step(closure) was called after perturb() and restore(), and the closure made gradients once more: "
+            "call step() without a closure, or step(closure) alone"
+        )
+    return loss
