@@ -18,10 +18,10 @@ from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.parts import Part
 from wideflat.kernels.rounding import ROUNDED, empty_rest
 from wideflat.kernels.shards import is_walkable, like, local, of_one_kind
 from wideflat.notebook import settings_shown
-from wideflat.parts import Part
 
 __all__ = ["EntropySGD"]
 
@@ -303,9 +303,9 @@ class EntropySGD(Cycles):
         if not self._plain:
             super()._restart(inner)
             return
-        for state in inner.state.values():
-            if "momentum_buffer" in state:
-                state["momentum_buffer"].zero_()
+        velocities = [state["momentum_buffer"] for state in inner.state.values() if "momentum_buffer" in state]
+        if velocities:
+            torch._foreach_zero_(velocities)
 
     def _start_idle(self) -> None:
         super()._start_idle()
@@ -393,7 +393,7 @@ class EntropySGD(Cycles):
         if self._fused is False and not self._rounds_apart(part):
             return None
         rest = self._rests(part)
-        lists = [part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest]
+        lists = (part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest)
         kept = self._kernels.get((loop, number))
         if kept is not None and kept.matches(*lists, offsets=part.places):
             return kept
@@ -401,8 +401,8 @@ class EntropySGD(Cycles):
         self._fit(part.params)
         restarts = loop == "outer" or self.inner_state == "restart"
         stretches = all(isinstance(place, int) for place in part.places)
-        compiled = restarts and self._fused is not False and stretches and kernel_is_there(part.w_prime[0])
-        if compiled and KernelLists.fits(*lists):
+        wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
+        if wanted and restarts and stretches and KernelLists.fits(*lists):
             kept = KernelLists(*lists[:4], offsets=part.places)
         elif self._fused:
             raise RuntimeError(

@@ -15,7 +15,7 @@ from wideflat.commands.energy_groups import energy_charts
 from wideflat.commands.run_groups import RunGroup, curves, grouped, is_committee, sentence, table
 from wideflat.committee import Solutions
 from wideflat.energy.profile import LocalEnergy
-from wideflat.entropy import LocalEntropy
+from wideflat.entropy import FreeEntropy, LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Comparison, Experiment
@@ -45,6 +45,7 @@ class Findings:
     runs: dict[str, Run] = field(default_factory=dict)
     energies: dict[str, LocalEnergy] = field(default_factory=dict)
     entropies: dict[str, LocalEntropy] = field(default_factory=dict)
+    volumes: dict[str, FreeEntropy] = field(default_factory=dict)
     solutions: dict[str, Solutions] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -54,7 +55,8 @@ class Findings:
         return {label: run for label, run in self.runs.items() if not is_committee(run)}
 
     def __bool__(self) -> bool:
-        return bool(self.experiments or self.runs or self.energies or self.entropies or self.solutions)
+        kinds = (self.experiments, self.runs, self.energies, self.entropies, self.volumes, self.solutions)
+        return any(kinds)
 
 
 def collect(paths: Sequence[Path]) -> Findings:
@@ -115,6 +117,8 @@ def _read_profile(path: Path, label: str, found: Findings) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
         found.energies[label.removesuffix(".json")] = LocalEnergy.load(path)
+    elif isinstance(content, dict) and content.get("kind") == FreeEntropy.KIND:
+        found.volumes[label.removesuffix(".json")] = FreeEntropy.load(path)
 
 
 def _item_of(folder: Path) -> Experiment | None:
@@ -184,11 +188,31 @@ def _add_measurements(page: Page, found: Findings, groups: Sequence[RunGroup]) -
     if found.entropies:
         page.section("Local entropy")
         page.charts(_entropy_chart(found.entropies))
+    if found.volumes:
+        _add_volumes(page, found.volumes)
     if found.solutions:
         page.section("Committee machines")
         series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
         page.table(*_solutions_table(found.solutions), caption="Mean ± standard deviation over n restarts")
         page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
+
+
+def _add_volumes(page: Page, volumes: dict[str, FreeEntropy]) -> None:
+    """Free entropies: their table, what speaks against them, and lambda over beta."""
+    page.section("Free entropy")
+    tables = {label: found.table() for label, found in volumes.items()}
+    columns = next(header for header, _ in tables.values())
+    rows = [[label, *row] for label, (_, lines) in tables.items() for row in lines]
+    page.table(["network", *columns], rows, caption="log Z with a stated error; compare equal conventions only")
+    for label, found in volumes.items():
+        page.paragraph(f"{label}: {'; '.join(found.notes())}", kind="quiet")
+    series = [
+        Series(f"{label}, σ = {sigma:g}", llc.betas, llc.value, error=llc.stderr)
+        for label, found in volumes.items()
+        for sigma, llc in zip(found.sigmas, found.llc, strict=True)
+    ]
+    caption = "Minus the area under a curve over log β, and of the part before its first point, is log Z."
+    page.charts(Chart("free-entropy", "λ over β", "β", "λ(β)", series, caption=caption, x_scale="log"))
 
 
 def _solutions_table(solutions: dict[str, Solutions]) -> tuple[list[str], list[list[object]]]:
@@ -266,6 +290,7 @@ def record(found: Findings, page: Path) -> dict[str, Any]:
         "experiments": [item.record(page) for item in found.experiments],
         "energies": {label: profile.to_dict() for label, profile in found.energies.items()},
         "entropies": list(found.entropies),
+        "volumes": {label: volume.to_dict() for label, volume in found.volumes.items()},
         "solutions": {label: solutions.summary() for label, solutions in found.solutions.items()},
         "unread": found.unread,
         "report": str(page),
@@ -278,6 +303,7 @@ def _subtitle(found: Findings) -> str:
         (len(found.experiments), "experiment"),
         (len(found.energies), "local-energy profile"),
         (len(found.entropies), "local-entropy result"),
+        (len(found.volumes), "free-entropy result"),
         (len(found.solutions), "set of solutions"),
     ]
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count)

@@ -54,6 +54,8 @@ def conventions(
         augmented: Whether the inputs were augmented.
         **more: What else there is to know: the kind of noise, the seed, notes.
     """
+    if not more.get("notes", True):
+        del more["notes"]  # nothing to say
     return {
         "measure": measure,
         "metric": metric,

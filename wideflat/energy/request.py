@@ -26,6 +26,7 @@ from wideflat.energy.ranks import gathered
 from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import unwritten
+from wideflat.seeds import as_seed
 
 __all__ = ["BatchNorm", "Noise", "Plan", "Request", "plan", "whole_passes"]
 
@@ -75,7 +76,7 @@ class Request:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self.model = self.model.module
         self.sigmas = check_sigmas(self.sigmas)
-        self.seed = int(self.seed)
+        self.seed = as_seed(self.seed)
         if self.noise != "auto" and self.noise not in DEFAULT_PASSES:
             raise ValueError(f'noise must be "auto", "batch", "example" or "pass", got {self.noise!r}')
         if self.batch_norm not in ("eval", "recalibrate", "batch"):

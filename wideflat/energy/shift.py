@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, numbers_of
 from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
@@ -64,7 +64,7 @@ class ShiftProfile(Result):
     Attributes:
         positions: t, bits or shares, shape (P,).
         mean: E there less E(w), shape (P,).
-        stderr: Standard error of each mean over data.
+        stderr: Standard error of each mean over data; of n errors never below 1/n, as nothing that was seen is certain.
         baseline: E(w).
         baseline_stderr: Its standard error over data.
         lengths: |w' - w| at each position.
@@ -100,25 +100,34 @@ class ShiftProfile(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
+            file.write("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers; what is not finite is a word."""
         content = asdict(self)
         for name in self._ARRAYS:
             content[name] = [repr(value) if not math.isfinite(value) else value for value in content[name].tolist()]
-        with atomic_write(path) as file:
-            json.dump({"format": 1, **content}, file, indent=1, allow_nan=False)
-            file.write("\n")
+        return {"format": 1, **content}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> ShiftProfile:
+        """The inverse of :meth:`to_dict`."""
+        content = dict(content)
+        if content.pop("format") != 1:
+            raise ValueError("expected format 1")
+        for name in cls._ARRAYS:
+            content[name] = np.array([float(value) for value in content[name]])
+        if content["barrier_interval"] is not None:
+            content["barrier_interval"] = tuple(content["barrier_interval"])
+        return cls(**content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ShiftProfile:
         """Read what :meth:`save` wrote."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != 1:
-                raise ValueError("expected format 1")
-            for name in cls._ARRAYS:
-                content[name] = np.array([float(value) for value in content[name]])
-            if content["barrier_interval"] is not None:
-                content["barrier_interval"] = tuple(content["barrier_interval"])
-            return cls(**content)
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a whole shift profile: {error}") from None
 
@@ -253,7 +262,8 @@ def shift_profile(
             raise ValueError(f"align is for other weights, not for {kind}=")
         given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
-    with unwritten(model), evaluation.prepared(), change, Progress("shift profile", len(ways) + 1, progress) as bar:
+    shown = Progress("shift profile", len(ways) + 1, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, shown as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
         stops = [_stop(evaluation, change, way, batches) for way in ways]
         found = sample(evaluation, blocks, stops, bar)
@@ -265,17 +275,21 @@ def shift_profile(
     if noise:
         beside = local_energy(
             model, data, sigmas, metric=metric, batch_norm=batch_norm, parameters=names, scale=scale, seed=seed,
-            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward,
+            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward, calibration=calibration,
         )  # fmt: skip
         measured = beside.mean, beside.stderr
     barrier, ends = _barrier(found, places, seed) if kind == "other" else (None, None)
+    examples = round(float(found.weights.sum()))
+    stderr = paired.stderr
+    if evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
+        stderr = np.where(lengths > 0, np.hypot(stderr, 1 / examples), stderr)
     return ShiftProfile(
-        places, paired.mean, paired.stderr, float(found.mean[0]), float(found.stderr[0]), lengths, scaled, sigmas,
+        places, paired.mean, stderr, float(found.mean[0]), float(found.stderr[0]), lengths, scaled, sigmas,
         *measured, barrier, ends, kind,
         conventions(
             "shift profile", metric=evaluation.metric_name, meaning=evaluation.meaning,
             batch_norm=batch_norm if evaluation.norms else None, parameters=words, perturbed=scales.size,
-            architecture=architecture(model), examples=round(float(found.weights.sum())), scale=scales.name,
+            architecture=architecture(model), examples=examples, scale=scales.name,
             unmoved=scales.unmoved, per=per if kind == "quantize" else None, aligned=align, seed=seed,
         ),
     )  # fmt: skip
@@ -293,11 +307,10 @@ class _Way:
 def _places(kind: str, given: Any, positions: Any) -> np.ndarray:
     if kind != "other" and positions is not None:
         raise ValueError(f"positions are for other weights; those of {kind}= are its own values")
-    values = np.linspace(0, 1, 11) if positions is None else positions
-    places = np.atleast_1d(np.asarray(values if kind == "other" else given, dtype=float))
-    if places.ndim != 1 or len(places) == 0 or not np.isfinite(places).all():
-        raise ValueError(f"{'positions' if kind == 'other' else kind} must be a sequence of numbers, got {values!r}")
-    return places
+    if kind == "other" and positions is None:
+        return np.linspace(0, 1, 11)
+    name, values = ("positions", positions) if kind == "other" else (kind, given)
+    return np.array(numbers_of(name, values))
 
 
 def _ways(

@@ -66,6 +66,8 @@ class FreeEntropy(Result):
     conventions: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
 
+    #: What a file of one says it is.
+    KIND = "wideflat free entropy"
     #: Conventions without which a difference means nothing.
     DECISIVE = ("measure", "beta", "scale", "parameters", "perturbed", "architecture", "examples", "data")
 
@@ -197,7 +199,7 @@ class FreeEntropy(Result):
         """Plain lists, numbers and words."""
         points = [point.to_dict() for point in self.points]
         return {
-            "kind": _KIND,
+            "kind": self.KIND,
             "format": 1,
             "conventions": self.conventions,
             "complete": self.complete,
@@ -207,8 +209,8 @@ class FreeEntropy(Result):
     @classmethod
     def from_dict(cls, content: Any) -> FreeEntropy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or content.get("kind") != _KIND or content.get("format") != 1:
-            raise ValueError(f"expected a {_KIND} of format 1")
+        if not isinstance(content, dict) or content.get("kind") != cls.KIND or content.get("format") != 1:
+            raise ValueError(f"expected a {cls.KIND} of format 1")
         try:
             points = [Integration.from_dict(point) for point in content["points"]]
             return cls(points, dict(content["conventions"]), bool(content["complete"]))
@@ -262,7 +264,8 @@ class FreeEntropy(Result):
         ax.legend(frameon=False, fontsize="small")
         return ax
 
-    def _rows(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of what is printed, one row a sigma."""
         header = ["sigma", "log Z", "stderr", "95 % interval", "bounds", "gap", "d*/N", "Phi", "LLC", "converged"]
         rows = []
         for point in self.points:
@@ -283,7 +286,8 @@ class FreeEntropy(Result):
             )
         return header, rows
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """What is printed below the table: why values are refused, conventions, cost."""
         lines = [f"sigma = {p.sigma:g}: {reason}" for p in self.points for reason in p.reasons]
         lines += [
             f"sigma = {p.sigma:g}: log Z > 0: around these weights lie better ones (they are not at a minimum)"
@@ -291,7 +295,7 @@ class FreeEntropy(Result):
             if p.converged and p.log_z > 3 * p.stderr
         ]
         lines += [self.about(), f"{self.gradients} gradients, {self.seconds:.0f} s"]
-        return lines if self.complete else [*lines, "stopped before the last sigma"]
+        return [line for line in [*lines, *([] if self.complete else ["stopped before the last sigma"])] if line]
 
     def about(self) -> str:
         """The conventions in one line."""
@@ -307,10 +311,10 @@ class FreeEntropy(Result):
         return "; ".join(part for part in parts if part)
 
     def __str__(self) -> str:
-        header, rows = self._rows()
+        header, rows = self.table()
         widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in [header, *rows]]
-        return "\n".join([*lines, *(note for note in self._notes() if note)])
+        return "\n".join([*lines, *self.notes()])
 
     def _columns(self) -> dict[str, list[Any]]:
         low_high = self.interval(0.95).T.tolist() if self.points else [[], []]
@@ -320,10 +324,7 @@ class FreeEntropy(Result):
         return {**columns, "converged": [point.converged for point in self.points]}
 
     def _remarks(self) -> list[str]:
-        return self._notes()
-
-
-_KIND = "wideflat free entropy"
+        return self.notes()
 
 
 def _short(value: float) -> str:
