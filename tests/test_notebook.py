@@ -98,7 +98,7 @@ def test_settings_are_in_the_representations():
     opt = wideflat.EntropySGD(model.parameters())
     assert "EntropySGD around SGD, at its center" in repr(opt) and "inner_lr=0.02" in repr(opt)
     assert "momentum=0.9, nesterov=True" in repr(opt)
-    adam = repr(wideflat.EntropySGD(model.parameters(), inner=torch.optim.Adam))
+    adam = repr(wideflat.EntropySGD(model.parameters(), inner=torch.optim.Adam, gamma=0.0))
     assert "around Adam" in adam
     focusing = wideflat.Focusing(opt, factor=10.0, total=5)
     focusing.step()

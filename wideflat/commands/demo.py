@@ -6,6 +6,7 @@ import json as json_module
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wideflat.commands import UsageError
 from wideflat.experiments.demo import ONE_LINE, Demo
@@ -66,7 +67,7 @@ class Command:
     def _print(self, demo: Demo, page: Path) -> None:
         deep = Comparison(*demo.rows())
         if self.json:
-            record = {"finding": demo.finding(), "networks": list(demo.networks), "report": str(page)}
+            record: dict[str, Any] = {"finding": demo.finding(), "networks": list(demo.networks), "report": str(page)}
             if list(demo.committee.folder.glob("*.csv")):
                 record["committee"] = demo.committee.record(page)
             print(json_module.dumps(record, default=str))
