@@ -121,7 +121,7 @@ def test_named_parameters_keep_their_names(name):
 @every
 def test_a_rate_may_be_a_tensor(name):
     plain, tensor = weights([5, (2, 3)]), weights([5, (2, 3)])
-    opt, other = OPTIMIZERS[name](plain, lr=0.03), OPTIMIZERS[name](tensor, lr=torch.tensor(0.03))
+    opt, other = OPTIMIZERS[name](plain, lr=0.13), OPTIMIZERS[name](tensor, lr=torch.tensor(0.13))
     for t in range(9):
         step(opt, plain, t)
         step(other, tensor, t)

@@ -70,7 +70,7 @@ def test_steps_below_the_rounding_of_the_weights_are_not_lost(fused):
     centers = {}
     for dtype in (torch.float32, torch.bfloat16):
         w = nn.Parameter(torch.ones(40, dtype=dtype))
-        opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, fused=fused)
+        opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, momentum=0, fused=fused)
         for _ in range(500):
             w.grad = w.detach().clone()
             opt.step()
@@ -134,6 +134,8 @@ tensors = st.tuples(
 )
 def test_the_layout_of_weights_and_gradients_changes_nothing(name, made, double):
     """Noise counts weights in the order of memory, so it is off here; memory beside the weights is not touched."""
+    amplified = name == "LookSAM"  # it divides by what is left of two nearly parallel gradients: 1e-16 becomes 1e-10
+    double = double or amplified
     dtype = torch.float64 if double else torch.float32
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(shape, generator=generator, dtype=dtype) for shape, _, _ in made]
@@ -162,7 +164,8 @@ def test_the_layout_of_weights_and_gradients_changes_nothing(name, made, double)
                 opt.step()
         results.append([p.detach().clone() for p in params])
     for p, q in zip(*results, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4 if not double else 1e-11, atol=1e-5 if not double else 1e-12)
+        rtol, atol = (1e-7, 1e-8) if amplified else (1e-11, 1e-12) if double else (1e-4, 1e-5)
+        torch.testing.assert_close(p, q, rtol=rtol, atol=atol)
     for (p, whole), (_, kind, _) in zip(laid_out, made, strict=True):
         if whole is not None:
             beside = whole[..., [0, 2]] if kind == "column" else whole[1::2]
