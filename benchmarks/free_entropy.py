@@ -1,17 +1,18 @@
-"""The free entropy against other ways to a volume, at equal gradients. Tables and figure of docs/free_entropy.md.
+"""The free entropy against other ways to a volume, and what it costs. Tables and figure of docs/free_entropy.md.
 
-    python benchmarks/free_entropy.py closed                            closed forms, seconds
-    python benchmarks/free_entropy.py runs NAME=RUN ... [--subset 1000 --sigma 0.5]   trained networks, an hour and more
-    python benchmarks/free_entropy.py scaling NAME=RUN                  price over n
-    python benchmarks/free_entropy.py figure                            docs/free_entropy.png
+    python benchmarks/free_entropy.py                    everything, hours: what is below with its defaults
+    python benchmarks/free_entropy.py closed             a quadratic and monomials against the exact value, seconds
+    python benchmarks/free_entropy.py convnet            SmallConvNet, n = 1,000, a flat and a sharp minimum: half an
+                                                         hour, four times that with the rivals, the long runs a day
+    python benchmarks/free_entropy.py convnet --images 200 --rivals 1 --long 10         the same on 200 images
+    python benchmarks/free_entropy.py scaling            price over n, width and |log Z|, fitted; from short chains
+    python benchmarks/free_entropy.py together           chains in one pass (vmap) against one after the other
+    python benchmarks/free_entropy.py figure             docs/free_entropy.png
 
-The rivals, transcribed, each given the gradients that wideflat spent:
-
-    SGLD      Langevin steps with full gradients at the same temperatures, thermodynamic integral over their means (what
-              local learning coefficients are estimated with today)
-    AIS       annealed importance sampling, one rotated leapfrog step a temperature, 8 chains
-    Laplace   -log det(1 + beta H)/2 + gradient term at the weights
-    star      random directions, the radius at which beta V reaches lambda, log-mean-exp of the Gaussian mass inside
+SmallConvNet is trained here, on images of CIFAR-10 where $WIDEFLAT_DATA (or --data) has them, else on the embedded
+dresses and coats, until the mean loss is 0.005: sharp with SGD, lr 0.01, batch 250, momentum 0.9; flat with lr 0.05,
+batch 10, no momentum. Weights and results are kept in --folder: what was stopped goes on, what is there is only
+printed. The rivals are in ``free_entropy_rivals.py``. Times are processor seconds of this process.
 """
 
 from __future__ import annotations
@@ -19,125 +20,138 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import json
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from free_entropy_rivals import SGMCMC, rivals
 from machine import describe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wideflat.data import dress_coat
+from wideflat.data import DataError, dress_coat, load
 from wideflat.entropy.fixed_data import FixedData
 from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.gaussian_hmc import Energy, normal
-from wideflat.entropy.network_energy import Network, NetworkEnergy
-from wideflat.entropy.temperatures import Grid
-from wideflat.entropy.volume import Integration
+from wideflat.entropy.network_energy import Network, NetworkEnergy, block_size
+from wideflat.entropy.volumes import FreeEntropy
 from wideflat.entropy.walks import Effort, Walk
-from wideflat.training.flatness import augmentation_of_run, images_of_run
-from wideflat.training.runs import Run
+from wideflat.files import atomic_write
+from wideflat.models.small_conv_net import SmallConvNet
 
 ROOT = Path(__file__).parent.parent
+MINIMA = {"flat": (0.05, 10, 0.0), "sharp": (0.01, 250, 0.9)}  # learning rate, batch, momentum
+ENOUGH = 0.005  # mean loss at which training ends
 
 
-def sgld(energy: Energy, found: Integration, seed: int) -> float:
-    """Log Z from Langevin chains at the nodes; the first third of each is thrown away. Step by the stiffness seen."""
-    if len(found.betas) == 1:
-        return found.log_z  # independent points were enough: nothing to walk
-    generator = torch.Generator().manual_seed(seed)
-    betas = np.array(found.betas)
-    xi = normal(energy, generator)
-    means = [found.llc[0] / betas[0]]
-    steps = max(6, found.gradients // max(1, len(betas) - 1))
-    for k, beta in enumerate(betas[1:]):
-        step = 0.5 * found.diagnostics["step_up"][k] ** 2
-        values = []
-        for t in range(steps):
-            value, gradient = energy.gradient(xi)
-            xi = xi - 0.5 * step * (xi + beta * gradient) + math.sqrt(step) * normal(energy, generator)
-            if t >= steps // 3:
-                values.append(value)
-        means.append(float(np.mean(values)))
-    # wideflat's own log Z(beta_low), a few per cent of the whole, is given to it
-    grid = Grid(found.beta_low, found.beta, len(betas) - 1)
-    ours = np.array(found.llc) / betas
-    return found.log_z + float(grid.weights @ (ours - np.array(means)))
+# ---- networks
 
 
-def ais(energy: Energy, beta: float, gradients: int, chains: int, seed: int) -> float:
-    """Log mean of the weights of annealed chains, beta growing geometrically after a first linear part."""
-    generator = torch.Generator().manual_seed(seed)
-    length = max(2, gradients // chains)
-    ladder = beta * np.concatenate([[0.0], np.geomspace(1e-6, 1, length)])
-    logs = []
-    for _ in range(chains):
-        xi, log_w = normal(energy, generator), 0.0
-        value, gradient = energy.gradient(xi)
-        step = 1.0
-        for low, high in itertools.pairwise(ladder.tolist()):
-            log_w -= (high - low) * value
-            p = normal(energy, generator)
-            kick = -0.5 * step * high * gradient
-            new_p = p + kick
-            new = math.cos(step) * xi + math.sin(step) * new_p
-            new_p = math.cos(step) * new_p - math.sin(step) * xi
-            new_value, new_gradient = energy.gradient(new)
-            new_kick = -0.5 * step * high * new_gradient
-            error = high * (new_value - value) + float(kick @ (p + 0.5 * kick) + new_kick @ (new_p + 0.5 * new_kick))
-            accept = math.exp(-max(error, 0.0)) if math.isfinite(error) else 0.0
-            if torch.rand((), generator=generator).item() < accept:
-                xi, value, gradient = new, new_value, new_gradient
-            step = min(1.2, step * math.exp(0.1 * (accept - 0.7)))
-        logs.append(log_w)
-    return float(np.logaddexp.reduce(logs) - math.log(chains))
+def images(count: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
+    """So many normalised training images, their classes, and what they are."""
+    try:
+        data = load("cifar10", folder, allow_altered=True)
+    except DataError:
+        data = load("dress-coat")
+    index = torch.randperm(len(data.train.targets), generator=torch.Generator().manual_seed(0))[:count]
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (data.mean, data.std))
+    return (data.train.images[index].float() / 255 - mean) / std, data.train.targets[index].long(), data.name
 
 
-def laplace(energy: Energy, beta: float) -> float:
-    """-log det(1 + beta H)/2 + beta^2 g (1 + beta H)^-1 g/2, H by differences of gradients; small N only."""
-    zero = torch.zeros(energy.size, dtype=energy.dtype, device=energy.device)
-    g = energy.gradient(zero)[1].double()
-    rows = []
-    for i in range(energy.size):
-        step = zero.clone()
-        step[i] = 1e-3
-        rows.append((energy.gradient(step)[1] - energy.gradient(-step)[1]).double() / 2e-3)
-    H = torch.stack(rows)
-    A = torch.eye(energy.size, dtype=torch.float64) + beta * 0.5 * (H + H.T)
-    return float(-0.5 * torch.linalg.slogdet(A).logabsdet + 0.5 * beta**2 * g @ torch.linalg.solve(A, g))
+def network(x: Tensor, y: Tensor, width: float = 1.0) -> nn.Module:
+    """SmallConvNet of the shape of the data; other widths than 1 have more or fewer units in each hidden layer."""
+    model = SmallConvNet(int(y.max()) + 1, x.shape[-1], x.shape[1])
+    if width != 1:
+        a, b, c = (round(width * units) for units in (20, 50, 500))
+        side = model.dense1.in_features // 50
+        model.conv1, model.conv2 = nn.Conv2d(x.shape[1], a, 5), nn.Conv2d(a, b, 5)
+        model.dense1, model.dense2 = nn.Linear(b * side, c), nn.Linear(c, int(y.max()) + 1)
+    return model
 
 
-def star(energy: Energy, beta: float, level: float, evaluations: int, seed: int) -> float:
-    """Log E over directions of the mass of the Gaussian within the radius at which beta V = level, by bisection."""
-    generator = torch.Generator().manual_seed(seed)
-    logs = []
-    for _ in range(max(4, evaluations // 20)):
-        direction = normal(energy, generator)
-        direction = direction / direction.norm()
-        low, high = 0.0, 4 * math.sqrt(energy.size)
-        for _ in range(20):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if beta * energy.value(middle * direction) < level else (low, middle)
-        # P(chi_N < r): for small r the leading term of the incomplete gamma function is enough
-        half, x = energy.size / 2, low**2 / 2
-        mass = torch.special.gammainc(torch.tensor(half, dtype=torch.float64), torch.tensor(x, dtype=torch.float64))
-        logs.append(math.log(mass) if mass > 1e-290 else half * math.log(max(x, 1e-300)) - x - math.lgamma(half + 1))
-    return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
+def trained(kind: str, x: Tensor, y: Tensor, path: Path, width: float = 1.0) -> nn.Module:
+    """A minimum of this kind, from its file or trained now."""
+    torch.manual_seed(0)
+    model, (lr, batch, momentum) = network(x, y, width), MINIMA[kind]
+    if path.exists():
+        model.load_state_dict(torch.load(path, weights_only=True))
+        return model.eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    for _ in range(1000):
+        for index in torch.randperm(len(y)).split(batch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[index]), y[index]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = torch.cat(
+                [F.cross_entropy(model(x[i]), y[i], reduction="none") for i in torch.arange(len(y)).split(50)]
+            )
+        if loss.mean() < ENOUGH:
+            break
+    print(f"{kind}, {len(y)} images: mean loss {loss.mean():.4f}", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, "wb") as file:
+        torch.save(model.state_dict(), file)
+    return model.eval()
 
 
-def rivals(energy: Energy, found: Integration, seed: int, small: bool) -> dict[str, float]:
-    """Log Z of each at equal gradients."""
-    results = {"SGLD": sgld(energy, found, seed), "AIS": ais(energy, found.beta, found.gradients, 8, seed)}
-    if small:
-        results["Laplace"] = laplace(energy, found.beta)
-    results["star"] = star(energy, found.beta, max(found.llc[-1], 0.5), found.gradients, seed)
-    return results
+# ---- measured once
 
 
-def closed(seeds: int) -> None:
+def measured(path: Path, model: nn.Module, data: tuple[Tensor, Tensor], sigma: float, **options: Any) -> FreeEntropy:
+    """The free entropy, from its file or measured now; Ctrl-C and the same command go on."""
+    if path.exists():
+        return FreeEntropy.load(path)
+    with passes() as spent:
+        begun = time.process_time()
+        found = free_entropy(model, data, sigma, checkpoint=path.with_suffix(".pt"), **options)
+        seconds = time.process_time() - begun
+    found.conventions |= {"cpu": seconds, "share": spent[0] / seconds, "machine": describe()}
+    found.save(path)
+    path.with_suffix(".pt").unlink(missing_ok=True)
+    return found
+
+
+@contextmanager
+def passes() -> Iterator[list[float]]:
+    """The processor seconds spent in forward and backward passes while it is open."""
+    spent, block, grad = [0.0], Network._block, torch.autograd.grad
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            begun = time.process_time()
+            try:
+                return call(*arguments, **options)
+            finally:
+                spent[0] += time.process_time() - begun
+
+        return wrapped
+
+    Network._block, torch.autograd.grad = timed(block), timed(grad)  # type: ignore[method-assign]
+    try:
+        yield spent
+    finally:
+        Network._block, torch.autograd.grad = block, grad  # type: ignore[method-assign]
+
+
+def kept(path: Path, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """A few numbers, from their file or computed now."""
+    if not path.exists():
+        with atomic_write(path) as file:
+            json.dump(compute(), file)
+    found: dict[str, float] = json.loads(path.read_text())
+    return found
+
+
+# ---- the parts
+
+
+def closed(options: argparse.Namespace) -> None:
     spec = importlib.util.spec_from_file_location("closed_forms", ROOT / "tests" / "entropy" / "closed_forms.py")
     assert spec is not None and spec.loader is not None
     forms: Any = importlib.util.module_from_spec(spec)
@@ -147,16 +161,17 @@ def closed(seeds: int) -> None:
         "quadratic, N = 300, 4 decades": forms.quadratic(rng, 300, 4),
         "monomials, N = 150": forms.monomials(rng, 150),
     }
+    print(f"SGLD: {'devinterp' if SGMCMC is not None else 'transcribed'}")
     for name, energy in cases.items():
         errors: dict[str, list[float]] = {}
         stated, gradients = [], []
-        for seed in range(seeds):
+        for seed in range(options.seeds):
             found = Walk(energy, effort=Effort(seed=seed)).run()
             stated.append(found.stderr)
             gradients.append(found.gradients)
-            for rival, value in {"wideflat": found.log_z, **rivals(energy, found, seed, seed == 0)}.items():
+            for rival, value in {"wideflat": found.log_z, **rivals(energy, found, seed)}.items():
                 errors.setdefault(rival, []).append(value - energy.exact)
-        print(f"\n{name}: log Z = {energy.exact:.1f}, {np.mean(gradients):.0f} gradients, {seeds} seeds")
+        print(f"\n{name}: log Z = {energy.exact:.1f}, {np.mean(gradients):.0f} gradients, {options.seeds} seeds")
         print("| | mean error | scatter | stated |\n|---|---|---|---|")
         for rival, values in errors.items():
             said = f"{np.mean(stated):.1f}" if rival == "wideflat" else ""
@@ -164,54 +179,116 @@ def closed(seeds: int) -> None:
             print(f"| {rival} | {np.mean(values):+.1f} | {scatter} | {said} |")
 
 
-def open_run(path: Path, subset: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The network of a run, and so many of its training images without augmentation."""
-    run = Run.open(path)
-    images = images_of_run(run)
-    pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
-    inputs = augmentation_of_run(run).evaluation()(pixels, images.mean, images.std, torch.default_generator)
-    index = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))[:subset]
-    return run.load_model(), (inputs[index], images.train.targets[index])
+def convnet(options: argparse.Namespace) -> None:
+    n, sigma = options.images, options.sigma
+    x, y, name = images(n, options.data)
+    folder = options.folder / f"{name}-{n}"
+    print(f"\nSmallConvNet, {n} images of {name}, sigma = {sigma:g}")
+    heads = ["minimum", "<V>_0", "log Z", "stderr", "converged", "gradients", "processor minutes", "in passes"]
+    print(f"| {' | '.join(heads)} | long run | SGLD | AIS | Laplace | star |\n|{'---|' * (len(heads) + 5)}")
+    for kind in options.minima:
+        model = trained(kind, x, y, folder / f"{kind}.pt")
+        stem = f"{kind}-{sigma:g}"
+        found = measured(folder / f"{stem}.json", model, (x, y), sigma)
+        point, about = found.points[0], found.conventions
+        cells = [kind, f"{point.prior_mean:.0f}", f"{point.log_z:.2f}", f"{point.stderr:.2f}"]
+        cells += ["yes" if point.converged else "no: " + ", ".join(point.flags), str(point.gradients)]
+        cells += [f"{about['cpu'] / 60:.1f}", f"{about['share']:.2f}"]
+        if options.long:
+            effort = {"samples": 18 * options.long, "burn": 12 * min(options.long, 4), "seed": 1}
+            long = measured(folder / f"{stem}-long{options.long}.json", model, (x, y), sigma, **effort).points[0]
+            cells += [f"{long.log_z:.2f} ± {long.stderr:.2f}" + ("" if long.converged else " (refused)")]
+        else:
+            cells += [""]
+        others: dict[str, float] = {}
+        if options.rivals:
+            net = Network(model, FixedData((x, y), block_size(model)))
+            with net.prepared():
+                energy = NetworkEnergy(net, sigma)
+                compute = lambda e=energy, p=point: rivals(e, p, 0, options.rivals)  # noqa: E731
+                others = kept(folder / f"{stem}-rivals{options.rivals:g}.json", compute)
+        cells += [f"{others[rival]:.1f}" if others else "" for rival in ("SGLD", "AIS", "Laplace", "star")]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def trained_runs(named: list[str], subset: int, sigma: float) -> None:
-    print("| network | log Z | stderr | gradients | seconds | share in V | SGLD | AIS | star | ten times longer |")
-    print("|" + "---|" * 10)
-    for item in named:
-        name, _, path = item.partition("=")
-        model, data = open_run(Path(path), subset)
-        spent, gradient = [0.0], Network.gradient
+def scaling(options: argparse.Namespace) -> None:
+    """Gradients a trajectory from short chains; the price of a default measurement follows from it."""
+    print("\nShort chains (one a side, 6 + 4 trajectories a node), scaled to the default effort; flat minimum")
+    print("| n | width | weights | sigma | log Z | gradients | processor minutes |\n|" + "---|" * 7)
+    base = (options.counts[0], 1.0, options.sigma)
+    cases = [(n, 1.0, options.sigma) for n in options.counts] + [
+        (base[0], width, options.sigma) for width in options.widths if width != 1
+    ]
+    cases += [(base[0], 1.0, sigma) for sigma in options.sigmas if sigma != options.sigma]
+    rows = []
+    for n, width, sigma in cases:
+        x, y, name = images(n, options.data)
+        folder = options.folder / f"{name}-{n}"
+        model = trained("flat", x, y, folder / ("flat.pt" if width == 1 else f"flat-width{width:g}.pt"), width)
+        short = {"chains": 1, "burn": 6, "samples": 4, "points": 32, "progress": False}
+        found = measured(folder / f"scaling-{width:g}-{sigma:g}.json", model, (x, y), sigma, **short)
+        point = found.points[0]
+        nodes = max(1, len(point.betas) - 1)
+        ratio = Effort().trajectories(nodes) / Effort(chains=1, burn=6, samples=4).trajectories(nodes)
+        weights = found.conventions["perturbed"]
+        rows.append((n, weights, point.log_z, ratio * point.gradients, ratio * found.conventions["cpu"] / 60))
+        cells = [n, f"{width:g}", weights, f"{sigma:g}", f"{point.log_z:.1f} ± {point.stderr:.1f}"]
+        print(f"| {' | '.join(map(str, cells))} | {rows[-1][3]:.0f} | {rows[-1][4]:.1f} |", flush=True)
+    counts, widths = len(options.counts), sum(width != 1 for width in options.widths)
+    parts = {"n": (0, rows[:counts]), "N": (1, [rows[0], *rows[counts : counts + widths]])}
+    parts["|log Z|"] = (2, [rows[0], *rows[counts + widths :]])
+    for name, (column, part) in parts.items():
+        if len(part) > 1:
+            size = np.log([abs(row[column]) for row in part])
+            powers = [np.polyfit(size, np.log([row[k] for row in part]), 1)[0] for k in (3, 4)]
+            print(
+                f"{name}: gradients grow as {name}^{powers[0]:.2f}, time as {name}^{powers[1]:.2f} ({len(part)} points)"
+            )
 
-        def timed(self: Network, *arguments: Any, spent=spent, gradient=gradient) -> Any:  # type: ignore[no-untyped-def]
-            begun = time.perf_counter()
-            found = gradient(self, *arguments)
-            spent[0] += time.perf_counter() - begun
-            return found
 
-        Network.gradient = timed  # type: ignore[method-assign]
-        begun = time.perf_counter()
-        point = free_entropy(model, data, sigma).points[0]
-        seconds = time.perf_counter() - begun
-        Network.gradient = gradient  # type: ignore[method-assign]
-        network = Network(model, FixedData(data, 50))
-        with network.prepared():
-            others = rivals(NetworkEnergy(network, sigma), point, 0, small=False)
-        longer = free_entropy(model, data, sigma, samples=180, burn=60, seed=1).points[0]
-        cells = [name, f"{point.log_z:.2f}", f"{point.stderr:.2f}", point.gradients, f"{seconds:.0f}"]
-        cells += [f"{spent[0] / seconds:.2f}", *(f"{others[rival]:.1f}" for rival in ("SGLD", "AIS", "star"))]
-        print(f"| {' | '.join(map(str, cells))} | {longer.log_z:.2f} ± {longer.stderr:.2f} |", flush=True)
+def together(options: argparse.Namespace) -> None:
+    """Four gradients by vmap over the weights in one pass, against four passes; best of interleaved repeats."""
+    torch.manual_seed(0)
+    layers = lambda *s: nn.Sequential(*(m for i, o in itertools.pairwise(s) for m in (nn.Linear(i, o), nn.ReLU())))  # noqa: E731
+    x, y, name = images(200, options.data)
+    cases = {
+        "MLP 16-24-4, n = 200": (layers(16, 24, 4), (torch.randn(200, 16), torch.randint(4, (200,)))),
+        "MLP 64-32-32-10, n = 300": (layers(64, 32, 32, 10), (torch.randn(300, 64), torch.randint(10, (300,)))),
+        "MLP 784-100-10, n = 1,000": (layers(784, 100, 10), (torch.randn(1000, 784), torch.randint(10, (1000,)))),
+        f"SmallConvNet, 200 images of {name}": (network(x, y), (x, y)),
+    }
+    print("\n| network | one gradient (ms) | four together, times as fast |\n|---|---|---|")
+    for label, (model, data) in cases.items():
+        one, four = _apart_and_together(model.eval(), data)
+        print(f"| {label} | {1e3 * one:.2f} | {4 * one / four:.2f} |", flush=True)
 
 
-def scaling(item: str, sigma: float) -> None:
-    name, _, path = item.partition("=")
-    counts, prices = [200, 500, 1000, 2000, 4000], []
-    print("| n | log Z | gradients | seconds |\n|---|---|---|---|")
-    for n in counts:
-        model, data = open_run(Path(path), n)
-        point = free_entropy(model, data, sigma, chains=1).points[0]
-        prices.append(point.seconds)
-        print(f"| {n} | {point.log_z:.2f} ± {point.stderr:.2f} | {point.gradients} | {point.seconds:.0f} |", flush=True)
-    print(f"{name}: seconds grow as n^{np.polyfit(np.log(counts), np.log(prices), 1)[0]:.2f}")
+def _apart_and_together(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    flat, sizes = torch.cat([w.flatten() for w in weights.values()]), [w.numel() for w in weights.values()]
+    xi, size = torch.randn(4, len(flat)), block_size(model)
+
+    def energy(xi: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        parts = (flat + 0.3 * flat.abs() * xi).split(sizes)
+        moved = {n: part.view(w.shape) for (n, w), part in zip(weights.items(), parts, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, moved, (x,)), y, reduction="none").double().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(energy), in_dims=(0, None, None))
+    blocks = list(zip(*(part.split(size) for part in data), strict=True))
+    net = Network(model, FixedData(data, size))
+    best = [math.inf, math.inf]
+    with net.prepared():
+        single = NetworkEnergy(net, 0.3)
+        calls: Sequence[Callable[[], Any]] = (
+            lambda: [single.gradient(row) for row in xi],
+            lambda: sum(gradients(xi, *block) for block in blocks),
+        )
+        for _ in range(5):
+            for k, call in enumerate(calls):
+                begun = time.process_time()
+                call()
+                best[k] = min(best[k], time.process_time() - begun)
+    return best[0] / 4, best[1]
 
 
 def learn(model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -250,19 +327,29 @@ def figure(path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["closed", "runs", "scaling", "figure"], nargs="?", default="closed")
-    parser.add_argument("named", nargs="*", help="NAME=RUN")
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--subset", type=int, default=1000)
-    parser.add_argument("--sigma", type=float, default=0.5)
-    options = parser.parse_args()
+    PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+        "closed": closed,
+        "convnet": convnet,
+        "scaling": scaling,
+        "together": together,
+    }
+    parser.add_argument("what", choices=["all", *PARTS, "figure"], nargs="?", default="all")
+    parser.add_argument("--seeds", type=int, default=4, help="closed: runs of each")
+    parser.add_argument("--images", type=int, default=1000, help="convnet: n")
+    parser.add_argument("--sigma", type=float, default=0.5, help="relative")
+    parser.add_argument("--minima", nargs="+", choices=list(MINIMA), default=list(MINIMA))
+    parser.add_argument("--rivals", type=float, default=1.0, help="convnet: share of our gradients; 0 for none")
+    parser.add_argument("--long", type=int, default=10, help="convnet: a run of so many times the samples; 0 for none")
+    parser.add_argument("--counts", type=int, nargs="+", default=[200, 500, 1000, 2000, 4000], help="scaling: n")
+    parser.add_argument("--widths", type=float, nargs="+", default=[0.25, 0.5, 1, 2], help="scaling: of the layers")
+    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5], help="scaling: for |log Z|")
+    parser.add_argument("--data", type=Path, help="folder of CIFAR-10; $WIDEFLAT_DATA and the usual places by default")
+    parser.add_argument("--folder", type=Path, default=Path("free-entropy-benchmark"), help="weights and results")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
     print(describe())
-    if options.what == "closed":
-        closed(options.seeds)
-    elif options.what == "runs":
-        trained_runs(options.named, options.subset, options.sigma)
-    elif options.what == "scaling":
-        scaling(options.named[0], options.sigma)
-    else:
+    if chosen.what == "figure":
         figure(ROOT / "docs" / "free_entropy.png")
+    for part in PARTS if chosen.what == "all" else [chosen.what]:
+        if part in PARTS:
+            PARTS[part](chosen)

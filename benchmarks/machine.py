@@ -27,6 +27,16 @@ def peak_flops(dtype: torch.dtype = torch.float32, size: int = 2048, repeats: in
     return 2 * size**3 / best
 
 
+def into_document(path: Path, name: str, text: str) -> None:
+    """Put a table into a document, between its lines ``<!-- name -->`` and ``<!-- end of name -->``."""
+    first, last = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(first)
+    _, closed, after = rest.partition(last)
+    if not found or not closed:
+        raise ValueError(f"{path} has no place for a table named {name!r}")
+    path.write_text(f"{before}{first}{text}{last}{after}", encoding="utf-8")
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -77,12 +77,13 @@ def run(opt, params, steps, seed=5, start=0):
 
 
 SETTINGS = {
-    "plain": {},
-    "noise": {"epsilon": 0.3},
+    "plain": {"momentum": 0.0},
+    "noise": {"epsilon": 0.3, "momentum": 0.0},
+    "the paper's momentum": {"weight_decay": 0.05},
     "momentum": {"momentum": 0.9, "weight_decay": 0.05},
     "all": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05, "epsilon": 0.3},
     "other outer loop": {"momentum": 0.5, "outer_momentum": 0.8, "weight_decay": 0.05, "outer_weight_decay": 0.01},
-    "no running mean": {"alpha": 0.0, "epsilon": 0.1},
+    "no running mean": {"alpha": 0.0, "epsilon": 0.1, "momentum": 0.0},
     "no pull": {"gamma": 0.0, "momentum": 0.9},
     "one step": {"inner_steps": 1, "momentum": 0.9},
 }
@@ -94,7 +95,7 @@ def test_equals_algorithm_1_step_by_step(setting, kind):
     settings = {"lr": 0.7, "inner_lr": 0.03, "inner_steps": 3, "gamma": 0.4, "epsilon": 0.0, "alpha": 0.75} | setting
     params = parameters()
     opt = wideflat.EntropySGD(params, **settings, seed=3, fused=None if kind == "kernel" else False)
-    h = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0} | settings
+    h = {"momentum": 0.9, "nesterov": "momentum" not in settings, "weight_decay": 0.0} | settings
     naive = NaiveEntropySGD(
         params, 3, **({"outer_momentum": h["momentum"], "outer_weight_decay": h["weight_decay"]} | h)
     )
@@ -110,7 +111,7 @@ def test_equals_algorithm_1_step_by_step(setting, kind):
 def test_hyper_parameters_are_read_from_each_group_at_every_step():
     params = parameters()
     groups = [{"params": params[:2], "gamma": 0.1, "inner_lr": 0.02}, {"params": params[2:], "weight_decay": 0.1}]
-    opt = wideflat.EntropySGD(groups, lr=0.9, inner_lr=0.05, inner_steps=2, gamma=0.7, epsilon=0.0)
+    opt = wideflat.EntropySGD(groups, lr=0.9, inner_lr=0.05, inner_steps=2, gamma=0.7, epsilon=0.0, momentum=0)
     base = {"inner_steps": 2, "epsilon": 0.0, "alpha": 0.75, "momentum": 0.0, "nesterov": False, "outer_momentum": 0.0}
     one = {"lr": 0.9, "gamma": 0.1, "inner_lr": 0.02, "weight_decay": 0.0, "outer_weight_decay": 0.0}
     two = {"lr": 0.9, "gamma": 0.7, "inner_lr": 0.05, "weight_decay": 0.1, "outer_weight_decay": 0.1}
@@ -268,7 +269,8 @@ def test_parameters_without_a_gradient_stay_and_do_not_shift_the_noise_of_others
 def test_a_gradient_that_comes_and_goes_within_a_cycle():
     w = nn.Parameter(torch.tensor(1.0))
     other = nn.Parameter(torch.tensor(1.0))
-    opt = wideflat.EntropySGD([w, other], lr=1.0, inner_lr=0.5, inner_steps=3, gamma=0.0, epsilon=0.0, alpha=0.0)
+    settings = {"gamma": 0.0, "epsilon": 0.0, "alpha": 0.0, "momentum": 0.0}
+    opt = wideflat.EntropySGD([w, other], lr=1.0, inner_lr=0.5, inner_steps=3, **settings)
     for gradient in (None, torch.tensor(1.0), None):
         w.grad, other.grad = gradient, torch.tensor(0.0)
         opt.step()
@@ -334,7 +336,50 @@ def test_refuses_what_it_cannot_do():
 )
 def test_refuses_bad_arguments(argument, value, message):
     with pytest.raises(ValueError, match=message):
-        wideflat.EntropySGD([nn.Parameter(torch.ones(1))], **{argument: value})
+        wideflat.EntropySGD([nn.Parameter(torch.ones(1))], **{"momentum": 0.0, argument: value})
+
+
+def test_momentum_left_out_is_that_of_the_paper():
+    params = parameters()
+    settings = lambda opt: (opt.param_groups[0]["momentum"], opt.param_groups[0]["nesterov"])  # noqa: E731
+    assert settings(wideflat.EntropySGD(params)) == (0.9, True)
+    assert settings(wideflat.EntropySGD(params, nesterov=False)) == (0.9, False)
+    assert settings(wideflat.EntropySGD(params, momentum=0.5)) == (0.5, False)
+    assert settings(wideflat.EntropySGD(params, momentum=0)) == (0, False)
+    assert settings(wideflat.EntropySGD([{"params": params, "momentum": 0.0}])) == (0.0, False)
+    assert settings(wideflat.EntropySGD(params, inner=torch.optim.Adam)) == (0.0, False)
+    fused = wideflat.EntropySGD(params)
+    fused.load_state_dict(wideflat.EntropySGD(params, momentum=0.0).state_dict())
+    assert settings(fused) == (0.0, False)
+
+
+def test_a_rate_that_was_meant_for_sgd_is_noticed_at_the_line_of_the_user():
+    params = parameters()
+    with pytest.warns(UserWarning, match=r"lr = 0\.05 is the outer rate.*inner_lr=0\.05") as caught:
+        wideflat.EntropySGD(params, lr=0.05, momentum=0.9)
+    assert caught[0].filename == __file__
+    wideflat.EntropySGD(params, lr=0.05, inner_lr=0.03)  # who gives both has thought of both
+    wideflat.EntropySGD(params, lr=0.0)
+
+
+def test_the_defaults_train_as_sgd_does():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 20, generator=generator)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    errors = {}
+    for name, make in (("sgd", lambda p: torch.optim.SGD(p, 0.05, 0.9)), ("default", wideflat.EntropySGD)):
+        torch.manual_seed(0)
+        first = (nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU())
+        net = nn.Sequential(*first, nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        opt = make(net.parameters())
+        for t in range(400):
+            batch = torch.randperm(256, generator=generator.manual_seed(t))[:32]
+            opt.zero_grad()
+            nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
+            opt.step()
+        wideflat.refresh_batch_norm(net, x.split(32))
+        errors[name] = (net.eval()(x).argmax(1) != y).float().mean().item()
+    assert errors["sgd"] <= 0.02 and errors["default"] <= 0.02
 
 
 def test_groups_out_of_phase_are_noticed():
@@ -347,7 +392,7 @@ def test_groups_out_of_phase_are_noticed():
 
 def test_weights_loaded_into_the_model_between_cycles_are_taken_up():
     w = nn.Parameter(torch.tensor(1.0))
-    opt = wideflat.EntropySGD([w], lr=1.0, inner_lr=0.1, inner_steps=1, epsilon=0.0, alpha=0.0)
+    opt = wideflat.EntropySGD([w], lr=1.0, inner_lr=0.1, inner_steps=1, epsilon=0.0, alpha=0.0, momentum=0)
     w.data.fill_(5.0)  # as model.load_state_dict(pretrained) does, after the optimizer was made
     w.grad = torch.tensor(1.0)
     opt.step()
@@ -385,7 +430,8 @@ def test_copies_and_pickles_continue_alike():
 def test_at_most_four_copies_of_the_parameters():
     params = parameters(torch.float32)
     size = sum(p.numel() for p in params)
-    for settings, copies in (({}, 2), ({"momentum": 0.9}, 4), ({"momentum": 0.9, "outer_momentum": 0.0}, 3)):
+    momenta = {"momentum": 0.9, "outer_momentum": 0.0}
+    for settings, copies in (({"momentum": 0}, 2), ({}, 4), ({"momentum": 0.9}, 4), (momenta, 3)):
         opt = wideflat.EntropySGD(params, **settings)
         run(opt, params, 6)
         assert sum(t.numel() for state in opt.state.values() for t in state.values()) == copies * size

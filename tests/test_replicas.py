@@ -192,6 +192,7 @@ def test_a_small_step_is_the_same_in_both_modes():
     assert (distances[0] < make_replicas().distances()).all()
 
 
+@pytest.mark.filterwarnings("ignore:the distances between replicas grow")
 @pytest.mark.parametrize(
     ("momentum", "period", "nesterov"),
     [(0.0, 1, False), (0.9, 1, False), (0.9, 1, True), (0.9, 4, True), (0.5, 10, False)],
@@ -244,11 +245,68 @@ def test_warns_once_where_the_gradient_mode_is_unstable():
     coupling = wideflat.ReplicaCoupling(replicas, period=1, gamma=1.9, optimizer=opt)
     coupling.couple()
     coupling.gamma = 2.1
-    with pytest.warns(UserWarning, match=r"lr K gamma = 2\.1 makes the attraction unstable.*mode='proximal'"):
+    with pytest.warns(UserWarning, match=r"lr K gamma = 2\.1 makes the attraction unstable.*mode='proximal'") as caught:
         coupling.couple()
+    assert caught[0].filename == __file__  # the user's line, not torch's
     coupling.couple()  # warnings are errors here: there is no second one
     adaptive = torch.optim.Adam(replicas.parameters(), lr=1.0)
     wideflat.ReplicaCoupling(replicas, period=1, gamma=100.0, optimizer=adaptive).couple()
+
+
+def train_apart(coupling, replicas, lr, steps):
+    opt = torch.optim.SGD(replicas.parameters(), lr=lr)
+    for _ in range(steps):
+        opt.zero_grad()
+        coupling.couple()
+        opt.step()
+
+
+def test_warns_once_where_replicas_are_thrown_apart_and_no_optimizer_was_given():
+    replicas = make_replicas()
+    coupling = wideflat.ReplicaCoupling(replicas, period=1, gamma=3.0)
+    with pytest.warns(UserWarning, match="distances between replicas grow at every interaction") as caught:
+        train_apart(coupling, replicas, lr=1.0, steps=12)
+    assert len(caught) == 1
+    train_apart(wideflat.ReplicaCoupling(make_replicas(), period=1, gamma=1.9), make_replicas(), lr=1.0, steps=12)
+
+
+def test_replicas_that_leave_one_point_are_not_taken_for_unstable():
+    replicas = make_replicas(3, independent=False)
+    coupling = wideflat.ReplicaCoupling(replicas, period=1, gamma=0.01)
+    opt = torch.optim.SGD(replicas.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    torch.manual_seed(0)
+    for _ in range(30):
+        opt.zero_grad()
+        sum(model(torch.randn(8, 3, dtype=torch.float64)).square().mean() for model in replicas).backward()
+        coupling.couple()  # warnings are errors here
+        opt.step()
+    assert float(coupling.distances().sum()) > 0
+
+
+def test_warns_once_where_gamma_was_never_set():
+    coupling = wideflat.ReplicaCoupling(make_replicas(), period=2)
+    assert coupling.gamma == 0 and not coupling.couple()
+    with pytest.warns(UserWarning, match="gamma is not set") as caught:
+        coupling.couple()
+    assert caught[0].filename == __file__  # the user's line
+    coupling.couple()
+    coupling.couple()
+    assert len(caught) == 1
+    meant = wideflat.ReplicaCoupling(make_replicas(), period=1, gamma=0.0)
+    meant.couple()
+    later = wideflat.ReplicaCoupling(make_replicas(), period=1)
+    later.gamma = 0
+    later.couple()
+
+
+def test_says_its_settings():
+    replicas = make_replicas()
+    opt = torch.optim.SGD(replicas.parameters(), lr=0.05)
+    coupling = wideflat.ReplicaCoupling(replicas, period=7, mode="proximal", optimizer=opt)
+    text = "ReplicaCoupling(3 replicas, period=7, gamma=not set, mode='proximal', lr=0.05; 0 iterations)"
+    assert repr(coupling) == text
+    coupling.gamma = 0.25
+    assert "gamma=0.25" in repr(coupling)
 
 
 # --------------------------------------------------------------------------------------- gamma_0, distances, barycenter
@@ -280,6 +338,20 @@ def test_replicas_that_coincide_have_no_initial_gamma(replicas):
     coupling = wideflat.ReplicaCoupling(replicas())
     with pytest.raises(ValueError, match="they coincide; start them from independent initialisations"):
         coupling.initial_gamma([1.0] * len(coupling.group.members))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_copies_of_a_trained_network_have_no_initial_gamma_until_they_are_moved_apart(dtype):
+    torch.manual_seed(0)
+    trained = nn.Linear(40, 40).to(dtype)
+    replicas = wideflat.Replicas(lambda: copy.deepcopy(trained), 3)
+    coupling = wideflat.ReplicaCoupling(replicas)
+    with pytest.raises(ValueError, match="copies of one trained network must be moved apart first"):
+        coupling.initial_gamma([0.7, 0.7, 0.7])
+    with torch.no_grad():
+        for p in replicas.parameters():
+            p.mul_(1 + 0.05 * torch.randn_like(p))
+    assert 0 < coupling.initial_gamma([0.7, 0.7, 0.7]) < 1e4
 
 
 def test_equal_replicas_are_copies_and_independent_ones_are_not():

@@ -195,7 +195,8 @@ def test_states_written_before_the_family_had_one_engine(kind):
         opt.step()
     torch.testing.assert_close([p.detach() for p in params], saved["after"])
     keys = set(opt.state_dict()["state"][0])
-    assert keys == set(saved["optimizer"]["state"][0])
+    # At alpha = 0 the mean is w' itself, and is not kept any more.
+    assert keys == set(saved["optimizer"]["state"][0]) - ({"mean"} if kind == "lookahead" else set())
 
 
 def test_groups_of_a_file_without_newer_names_get_their_defaults():

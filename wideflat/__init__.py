@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from wideflat.baselines import ASAM, EASGD, GSAM, SAM, SNOO, DiLoCo, FriendlySAM, Lookahead, LookSAM, Parle
     from wideflat.baselines import StreamingDiLoCo as StreamingDiLoCo
     from wideflat.batch_norm import refresh_batch_norm
+    from wideflat.cards.card import Card
+    from wideflat.cards.measuring import card
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
     from wideflat.energy.curvature import curvature
+    from wideflat.energy.eigenvalues import Spectrum
     from wideflat.energy.shift import ShiftProfile, shift_profile
     from wideflat.energy.slices import Slice, slices
+    from wideflat.energy.spectrum import layer_spectra, spectrum
     from wideflat.energy.worst_case import worst_case
     from wideflat.entropic import Entropic
     from wideflat.entropy import FreeEntropy, LocalEntropy
@@ -32,9 +36,10 @@ if TYPE_CHECKING:
     from wideflat.entropy.measure import local_entropy
     from wideflat.entropy_sgd import EntropySGD
     from wideflat.focusing import Focusing, TargetDistance, automatic_gamma0
+    from wideflat.notebook import plot
     from wideflat.replicas import ReplicaCoupling, Replicas
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Where each public name is. It is imported when it is asked for: those who train need not wait for the measures.
 _PLACES = {
@@ -52,15 +57,21 @@ _PLACES = {
     "layer_profiles": "energy.series",
     "worst_case": "energy.worst_case",
     "curvature": "energy.curvature",
+    "spectrum": "energy.spectrum",
+    "layer_spectra": "energy.spectrum",
+    "Spectrum": "energy.eigenvalues",
     "shift_profile": "energy.shift",
     "ShiftProfile": "energy.shift",
     "slices": "energy.slices",
     "Slice": "energy.slices",
+    "card": "cards.measuring",
+    "Card": "cards.card",
     "local_entropy": "entropy.measure",
     "LocalEntropy": "entropy.curve",
     "free_entropy": "entropy.free_entropy",
     "FreeEntropy": "entropy.volumes",
     "llc": "entropy.learning_coefficient",
+    "plot": "notebook",
     "Lookahead": "baselines.lookahead",
     "EASGD": "baselines.easgd",
     "Parle": "baselines.parle",
@@ -93,15 +104,21 @@ __all__ = [
     "layer_profiles",
     "worst_case",
     "curvature",
+    "spectrum",
+    "layer_spectra",
+    "Spectrum",
     "shift_profile",
     "ShiftProfile",
     "slices",
     "Slice",
+    "card",
+    "Card",
     "local_entropy",
     "LocalEntropy",
     "free_entropy",
     "FreeEntropy",
     "llc",
+    "plot",
     "Lookahead",
     "EASGD",
     "Parle",

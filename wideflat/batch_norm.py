@@ -80,8 +80,8 @@ def refresh_batch_norm(
         (4.0, 2.0)
     """
     network(model)
-    if not isinstance(loader, Iterable):
-        raise TypeError(f"loader must be an iterable of batches, got {shown(loader)}")
+    if not isinstance(loader, Iterable) or isinstance(loader, Tensor):
+        raise TypeError(f"loader must be an iterable of batches, got {shown(loader)}; one batch is [batch]")
     if num_batches is not None:
         whole("num_batches", num_batches, 0)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.foreach import as_held
+from wideflat.kernels.parts import has_gradient
 from wideflat.kernels.rounding import ROUNDED, empty_rest
 from wideflat.kernels.shards import anywhere, local, local_gradient, placed, replace, total
 
@@ -102,8 +103,9 @@ class Centered(Optimizer):
 
     def _like(self, p: Tensor) -> Tensor:
         """Memory for state of a parameter, lying in it as the parameter does."""
-        dtype = torch.promote_types(p.dtype, self.state_dtype)
-        return torch.empty_like(p, dtype=dtype, device=self.state_device or p.device, requires_grad=False)
+        dtype, device = torch.promote_types(p.dtype, self.state_dtype), torch.device(self.state_device or p.device)
+        pinned = device.type == "cpu" and p.device.type not in ("cpu", "meta") and p.layout == torch.strided
+        return torch.empty_like(p, dtype=dtype, device=device, requires_grad=False, pin_memory=pinned)
 
     def _allocate(self, number: int, p: Tensor) -> dict[str, Any]:
         """The state of one parameter of a group, at w' = w and at rest."""
@@ -159,13 +161,7 @@ class Centered(Optimizer):
             self._initial = [{p: copy.deepcopy(state) for p, state in inner.state.items()} for inner in self.inner]
 
     def _has_gradient(self, p: Tensor) -> bool:
-        gradient = p.grad
-        if gradient is not None and gradient.is_sparse:
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the "
-                "center, the pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
-            )
-        return gradient is not None
+        return has_gradient(p, type(self).__name__)
 
     # ------------------------------------------------------------------------------------------ state, saved and loaded
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +22,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 __all__ = ["check_cycle", "check_parameter", "choice", "function", "network", "number", "numbers_of", "real_tensor"]
-__all__ += ["refuse_differentiable", "shown", "warn_of_adam", "whole"]
+__all__ += ["refuse_differentiable", "shown", "warn_of_adam", "warn_of_low_lr", "warn_user", "whole"]
 
 T = TypeVar("T")
 
+#: An outer rate of Entropy-SGD below this, with the inner one left out, is taken for a learning rate of SGD.
+LOW_LR = 0.1
 #: Larger counts are never meant: nothing here has as many epochs, replicas or classes.
 MOST = 10**9
 
@@ -209,6 +213,24 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     return tensor
 
 
+def warn_user(message: str) -> None:
+    """Warn at the line of whoever called into the package, past its own frames and those of torch.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_user("slow")
+        >>> str(caught[0].message), "wideflat" in Path(caught[0].filename).parts
+        ('slow', False)
+    """
+    inner = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
 def check_cycle(settings: dict[str, Any]) -> None:
     """Refuse values that cannot be meant, of the settings that all of the entropic family have."""
     if not float(settings["epsilon"]) >= 0:
@@ -258,4 +280,19 @@ def warn_of_adam(inner: Optimizer, groups: list[dict[str, Any]]) -> None:
             f"inner_steps = {groups[0]['inner_steps']} < 10: a small language model lost 0.39 nats a byte by it. Use "
             "wideflat.Entropic around it, whose pull is not in the gradient; or gamma = 0, or longer cycles",
             stacklevel=4,
+        )
+
+
+def warn_of_low_lr(lr: float | Tensor) -> None:
+    """Warn where the outer rate of Entropy-SGD looks like a learning rate that was meant for SGD.
+
+    Args:
+        lr: The outer rate; what is no rate at all is refused elsewhere, by name.
+    """
+    rate = float(lr.flatten()[0]) if isinstance(lr, Tensor) and lr.numel() else lr
+    if isinstance(rate, (int, float)) and 0 < rate < LOW_LR:
+        warn_user(
+            f"lr = {rate:g} is the outer rate of EntropySGD: after every L steps w goes that part of the way to where "
+            "its explorer was, so training will be slow. The learning rate of SGD belongs into inner_lr: "
+            f"lr=0.5, inner_lr={rate:g}"
         )

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "local-energy": "how fast the training error grows around a solution, for any network",
     "local-entropy": "the volume of good solutions around a solution of a committee machine",
     "free-entropy": "the volume of good weights around those of any network, with a stated error",
+    "card": "everything one asks of a minimum, measured in one call, on one page",
     "reproduce": "a table or figure of the paper",
     "report": "one self-contained HTML page from runs",
     "data": "what data is on disk, where it is looked for, its checksums",

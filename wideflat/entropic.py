@@ -17,8 +17,9 @@ from wideflat.centered import Centered
 from wideflat.checks import check_cycle, check_parameter, number, refuse_differentiable, shown
 from wideflat.kernels.foreach import add_noise, as_held, pull_back, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
+from wideflat.kernels.one_pass import OnePass
+from wideflat.kernels.parts import Part
 from wideflat.kernels.shards import anywhere, is_sharded, like, local, local_gradient, of_one_kind, place_of
-from wideflat.parts import Part
 
 __all__ = ["Cycles", "Entropic"]
 
@@ -40,6 +41,8 @@ class Cycles(Centered):
     """
 
     _noise: GaussianNoise | None
+    _last: list[Part]
+    _stepped: list[list[Part]]
 
     def _pulled(self, numbers: range, parts: list[Part]) -> AbstractContextManager[None]:
         """Within it the inner optimizer takes its step; not asked for in the first step of a cycle, where w' = w."""
@@ -89,9 +92,7 @@ class Cycles(Centered):
         return loss
 
     def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Turn round the gradients that point upwards; those that were there, to be put back. Here the inner
-        optimizers do so themselves.
-        """
+        """Turn gradients that point upwards; those that were there. Here the inner optimizers do so themselves."""
         return []
 
     def _inner_step(self, parts: list[Part], starting: bool) -> None:
@@ -153,8 +154,9 @@ class Cycles(Centered):
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, with w as the model held it."""
-        held = zip(part.w, as_held(part.w, part.w_prime), part.mu, strict=True)
-        return [rounded.to(w.device, w.dtype) - mu.to(w.device, w.dtype) for w, rounded, mu in held]
+        rounded = [p.to(w.device, w.dtype) for w, p in zip(part.w, as_held(part.w, part.w_prime), strict=True)]
+        mu = [mean.to(w.device, w.dtype) for w, mean in zip(part.w, part.mu, strict=True)]
+        return list(torch._foreach_sub(rounded, mu))
 
     def _parts_of_step(self) -> list[Part]:
         """The parameters that have a gradient; those of the last step where nothing but the gradients is new."""
@@ -196,7 +198,6 @@ class Cycles(Centered):
                     part.places.append(place_of(p, place))
                     part.states.append(state)
                 place += p.numel()
-            part.sharded = any(map(is_sharded, part.params))
             part.gradients = [local_gradient(p) for p in part.params if p.grad is not None]
             part.w_prime = [local(p) for p in part.params]
             part.w = [local(state["center"]) for state in part.states]
@@ -230,10 +231,8 @@ class Cycles(Centered):
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()
-        self._noise = None
-        self._last: list[Part] = []
-        self._stepped: list[list[Part]] = []
-        self._resumed = True
+        self._noise, self._resumed, self._one_pass = None, True, OnePass()
+        self._last, self._stepped = [], []
 
     def _count(self, position: int) -> None:
         step = self._settings()[0]["step"] + 1
@@ -366,6 +365,13 @@ class Entropic(Cycles):
             if self.pull and part.w_prime:
                 pull_back(part.w_prime, part.w, min(1.0, self.pull / self.inner_steps))
         yield
+
+    def _explore(self, inner: Optimizer, numbers: range, parts: list[Part], starting: bool) -> None:
+        if starting or not self._one_pass.inner(inner, numbers, parts, self._record, self._noise_of(self._record)):
+            super()._explore(inner, numbers, parts, starting)
+
+    def _follow(self, parts: list[Part]) -> None:
+        super()._follow([part for k, part in enumerate(parts) if not self._one_pass.outer(self.outer, k, part)])
 
     def _pseudo_gradients(self, part: Part) -> list[Tensor]:
         """Compute w - mu, in the memory of mu where it can be: what is there is not needed any more."""

@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
-from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown, warn_of_adam
+from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown, warn_of_adam, warn_of_low_lr
 from wideflat.entropic import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
+from wideflat.kernels.parts import Part
 from wideflat.kernels.rounding import ROUNDED, empty_rest
 from wideflat.kernels.shards import is_walkable, like, local, of_one_kind
-from wideflat.parts import Part
+from wideflat.notebook import settings_shown
 
 __all__ = ["EntropySGD"]
 
@@ -30,6 +31,9 @@ ABSENT = dict.fromkeys(("outer_momentum", "outer_nesterov", "outer_weight_decay"
     "position": 0,
     "evaluating": False,
 }
+
+#: Nesterov momentum when it is left out, that of the paper (App. C), and the inner rate when that is.
+MOMENTUM, INNER_LR = 0.9, 0.02
 
 
 class EntropySGD(Cycles):
@@ -62,14 +66,17 @@ class EntropySGD(Cycles):
 
     Args:
         params: Parameters, or groups of them, as for any torch optimizer.
-        lr: Outer learning rate eta.
+        lr: Outer learning rate eta: the part of the way from w to the mean of w' that w goes, 0.5 to 1 in the paper.
+            The learning rate that one would give to SGD is ``inner_lr``; a warning says so where ``lr`` is below 0.1
+            and ``inner_lr`` left out. `docs/optimizers.md` has what was tried to choose the defaults.
         inner_lr: Inner learning rate eta'. It is not driven by schedulers.
         inner_steps: L, the mini-batches in a cycle; the same in all groups.
         gamma: Strength of the pull towards w.
         epsilon: Size of the Langevin noise.
         alpha: Weight of the past in the running mean mu; 0 keeps the last w' alone.
-        momentum: Momentum of both loops.
-        nesterov: Nesterov momentum in both loops.
+        momentum: Momentum of both loops. When left out, Nesterov's of 0.9 as in the paper; with another ``inner`` 0.
+        nesterov: Nesterov momentum in both loops; as in `torch.optim.SGD` it is to be asked for where ``momentum`` is
+            given.
         weight_decay: Weight decay of both loops.
         outer_momentum: Momentum of the outer loop, where it is to differ; None means ``momentum``.
         outer_nesterov: The same for ``nesterov``.
@@ -104,7 +111,7 @@ class EntropySGD(Cycles):
         0.5 - 0.5 (0.5 - 0.5) = 0.5; mu is 0.75 and then 0.625; w ends at 1 - 0.8 (1 - 0.625) = 0.7:
 
         >>> w = torch.nn.Parameter(torch.tensor(1.0))
-        >>> opt = EntropySGD([w], lr=0.8, inner_lr=0.5, inner_steps=2, gamma=1.0, epsilon=0.0, alpha=0.5)
+        >>> opt = EntropySGD([w], lr=0.8, inner_lr=0.5, inner_steps=2, gamma=1.0, epsilon=0.0, alpha=0.5, momentum=0)
         >>> for _ in range(2):
         ...     opt.zero_grad()
         ...     (w**2 / 2).backward()
@@ -119,13 +126,13 @@ class EntropySGD(Cycles):
         self,
         params: Iterable[Any],
         lr: float | Tensor = 0.5,
-        inner_lr: float = 0.02,
+        inner_lr: float = INNER_LR,
         inner_steps: int = 5,
         gamma: float = 0.5,
         epsilon: float = 1e-4,
         alpha: float = 0.75,
-        momentum: float = 0.0,
-        nesterov: bool = False,
+        momentum: float | None = None,
+        nesterov: bool | None = None,
         weight_decay: float = 0.0,
         *,
         outer_momentum: float | None = None,
@@ -142,6 +149,8 @@ class EntropySGD(Cycles):
         foreach: bool | None = None,
         differentiable: bool = False,
     ) -> None:
+        if type(self) is EntropySGD and inner is None and inner_lr == INNER_LR:
+            warn_of_low_lr(lr)
         refuse_differentiable(differentiable)
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
@@ -178,12 +187,20 @@ class EntropySGD(Cycles):
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()
 
+    def __repr__(self) -> str:
+        return settings_shown(self)
+
     # --------------------------------------------------------------------------------------------------------- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; in the middle of a cycle it joins in with w' = w."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        left_out = group["momentum"] is None
+        if left_out:
+            group["momentum"] = MOMENTUM if self._plain else 0.0
+        if group["nesterov"] is None:
+            group["nesterov"] = left_out and self._plain
         try:
             _check(group)
             for p in group["params"]:
@@ -286,9 +303,9 @@ class EntropySGD(Cycles):
         if not self._plain:
             super()._restart(inner)
             return
-        for state in inner.state.values():
-            if "momentum_buffer" in state:
-                state["momentum_buffer"].zero_()
+        velocities = [state["momentum_buffer"] for state in inner.state.values() if "momentum_buffer" in state]
+        if velocities:
+            torch._foreach_zero_(velocities)
 
     def _start_idle(self) -> None:
         super()._start_idle()
@@ -376,7 +393,7 @@ class EntropySGD(Cycles):
         if self._fused is False and not self._rounds_apart(part):
             return None
         rest = self._rests(part)
-        lists = [part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest]
+        lists = (part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity, rest)
         kept = self._kernels.get((loop, number))
         if kept is not None and kept.matches(*lists, offsets=part.places):
             return kept
@@ -384,8 +401,8 @@ class EntropySGD(Cycles):
         self._fit(part.params)
         restarts = loop == "outer" or self.inner_state == "restart"
         stretches = all(isinstance(place, int) for place in part.places)
-        compiled = restarts and self._fused is not False and stretches and kernel_is_there(part.w_prime[0])
-        if compiled and KernelLists.fits(*lists):
+        wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
+        if wanted and restarts and stretches and KernelLists.fits(*lists):
             kept = KernelLists(*lists[:4], offsets=part.places)
         elif self._fused:
             raise RuntimeError(

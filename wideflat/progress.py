@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from wideflat.notebook import NotebookBar
+
 __all__ = ["Progress"]
 
 
@@ -20,8 +22,9 @@ DESCRIPTION, BAR, TIME, GAPS = 26, 12, 8, 5
 class Progress:
     """A progress line on standard error: what, how far, how long still, and a few figures.
 
-    On a terminal with ``rich`` installed it is a live bar. Elsewhere (a pipe, a log file, no ``rich``) it is a plain
-    line now and then. It writes nothing when ``enabled`` is false, and nothing for work shorter than a second.
+    On a terminal with ``rich`` installed, and in a notebook, it is a live bar. Elsewhere (a pipe, a log file, no
+    ``rich``) it is a plain line now and then. It writes nothing when ``enabled`` is false, and nothing for work shorter
+    than a second.
 
     Work that others do at the same time has lines of its own below: see `part`.
 
@@ -56,14 +59,15 @@ class Progress:
         self._start = self._last_line = time.monotonic()
         self._last_completed = before
         self._last_report = 0.0
-        self._bar = self._task = None
+        self._bar: Any = None
+        self._task: Any = None
         self._parts: dict[str, tuple[float, float | None, str]] = {}
         self._part_tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Progress:
         self._start = self._last_line = time.monotonic()
-        if self.enabled and sys.stderr.isatty():
-            self._bar = _rich_bar()
+        if self.enabled:
+            self._bar = NotebookBar.here() or (_rich_bar() if sys.stderr.isatty() else None)
             if self._bar is not None:
                 self._bar.start()
                 description = _shortened(self.description, DESCRIPTION)
@@ -149,7 +153,8 @@ class Progress:
 
     def _beside(self, figures: str) -> str:
         """As many of the figures as fit beside bar, count and time left, which are always shown."""
-        assert self._bar is not None
+        if isinstance(self._bar, NotebookBar):
+            return figures
         widths = [min(len(task.description), DESCRIPTION) for task in self._bar.tasks]
         counts = [2 * len(f"{task.total or 0:g}") + 1 for task in self._bar.tasks]
         return _shortened(figures, self._bar.console.width - max(widths) - max(counts) - BAR - TIME - GAPS)

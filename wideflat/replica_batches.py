@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from wideflat.seeds import derive_seed
+from wideflat.checks import shown, whole
+from wideflat.seeds import as_seed, derive_seed
 
 __all__ = ["ReplicaBatches"]
 
@@ -41,7 +42,7 @@ class ReplicaBatches:
                 "replicas shuffle the data each in its own way, which takes a data set with indices and a batch size; "
                 "for streams make a loader for each replica, and zip(*loaders)"
             )
-        self.loader, self.num_replicas, self.seed = loader, num_replicas, seed
+        self.loader, self.num_replicas, self.seed = loader, num_replicas, as_seed(seed)
         self.epoch = 0
         self.position = 0
 
@@ -86,8 +87,12 @@ class ReplicaBatches:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on from what `state_dict` gave."""
+        if not isinstance(state_dict, dict) or not state_dict.keys() >= self.state_dict().keys():
+            names = ", ".join(self.state_dict())
+            raise ValueError(f"a state of replica batches is a dictionary with {names}; got {shown(state_dict)}")
         if state_dict["num_replicas"] != self.num_replicas:
             raise ValueError(
                 f"the saved batches are for {state_dict['num_replicas']} replicas, these for {self.num_replicas}"
             )
-        self.epoch, self.position, self.seed = state_dict["epoch"], state_dict["position"], state_dict["seed"]
+        self.epoch, self.position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
+        self.seed = as_seed(state_dict["seed"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wideflat.checks import warn_user
 from wideflat.distributed.group import InProcess, ReplicaGroup, detached
 from wideflat.kernels.shards import local_gradient
 from wideflat.replica_networks import Replicas
@@ -45,13 +45,15 @@ class ReplicaCoupling:
         mesh: A one-dimensional device mesh whose ranks hold one replica each: ``mesh["replica"]`` of a mesh with the
             dimensions ``("replica",)`` or ``("replica", "dp")``. See `wideflat.distributed.mesh`.
         period: K. The attraction acts at every K-th call of `couple`, with K times the strength.
-        gamma: The strength; see `initial_gamma` and `wideflat.Focusing`.
+        gamma: The strength; see `initial_gamma` and `wideflat.Focusing`. As long as none is set the replicas train
+            apart, and the first interaction warns.
         mode: ``"gradient"`` adds to the gradients, as above. ``"proximal"`` moves the weights themselves,
             w_a <- w_a - s/(1+s) (w_a - w_bar) with s = lr K gamma: the exact solution of the same attraction, stable
             for any s. It stays out of the optimizer's momentum m, through which the gradient form acts 1 / (1 - m)
             times as strongly. It needs ``optimizer``.
         optimizer: Where ``lr`` is read from: the optimizer of all replicas here, or one for each of them. With it, the
-            gradient mode warns once when lr K gamma is so large that the replicas would be thrown apart.
+            gradient mode warns once when lr K gamma is so large that the replicas would be thrown apart; without it,
+            once they are being thrown apart.
 
     With a `torch.amp.GradScaler` call ``scaler.unscale_(opt)`` before `couple`, as before clipping.
 
@@ -76,7 +78,7 @@ class ReplicaCoupling:
         *,
         mesh: DeviceMesh | None = None,
         period: int = 10,
-        gamma: float = 0.0,
+        gamma: float | None = None,
         mode: str = "gradient",
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ) -> None:
@@ -88,11 +90,30 @@ class ReplicaCoupling:
             raise ValueError("mode='proximal' needs the optimizer, whose lr it reads: pass optimizer=opt")
         self.group: ReplicaGroup = replica_group(replicas, mesh)
         self.period = period
-        self.gamma = gamma
+        self._gamma = gamma
         self.mode = mode
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] if optimizer else []
         self.calls = 0
         self._warned = False
+        self._growth = _Growth()
+
+    def __repr__(self) -> str:
+        gamma = "not set" if self._gamma is None else f"{float(self._gamma):.4g}"
+        rates = sorted({group["lr"] for group in self._param_groups()})
+        reads = f", lr={', '.join(f'{float(rate):g}' for rate in rates)}" if rates else ""
+        return (
+            f"ReplicaCoupling({self.group.num_replicas} replicas, period={self.period}, gamma={gamma}, "
+            f"mode={self.mode!r}{reads}; {self.calls} iterations)"
+        )
+
+    @property
+    def gamma(self) -> float:
+        """The strength of the attraction; 0 as long as none is set."""
+        return 0.0 if self._gamma is None else self._gamma
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        self._gamma = value
 
     @torch.no_grad()
     def couple(self) -> bool:
@@ -113,6 +134,7 @@ class ReplicaCoupling:
         """One interaction, of strength K gamma."""
         strength = self.period * float(self.gamma)
         if not strength or self.group.num_replicas == 1:
+            self._warn_if_apart()
             return
         self.group.check()
         if self.mode == "proximal":
@@ -123,9 +145,20 @@ class ReplicaCoupling:
 
     def _attract_gradients(self, strength: float) -> None:
         members = self._trainable()
+        watched: list[Tensor] = []
         for weights, gradients, w_bar in self.group.blocks(detached(members), *self._gradients(members)):
             for w, dw in zip(weights, gradients, strict=True):
-                torch._foreach_add_(dw, torch._foreach_sub(w, w_bar), alpha=strength)
+                away = torch._foreach_sub(w, w_bar)
+                torch._foreach_add_(dw, away, alpha=strength)
+                if not self.optimizers and not self._warned:
+                    watched += torch._foreach_norm(away)
+        if watched and self._growth.seen(watched):
+            self._warned = True
+            warn_user(
+                f"the distances between replicas grow at every interaction: K gamma = {strength:.3g} is too large for "
+                "the learning rate; pass optimizer=opt to be told before it happens, and use mode='proximal', or a "
+                "smaller gamma, lr or period"
+            )
 
     def _attract_weights(self, strength: float) -> None:
         members = self._trainable()
@@ -161,6 +194,15 @@ class ReplicaCoupling:
     def _param_groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
+    def _warn_if_apart(self) -> None:
+        """Once: nobody has set gamma, and the replicas are trained as if they were alone."""
+        if self._gamma is None and not self._warned and self.group.num_replicas > 1:
+            self._warned = True
+            warn_user(
+                "the replicas are not coupled: gamma is not set. Write coupling.gamma = coupling.initial_gamma(losses) "
+                "before training (the losses of the replicas in eval mode), or ReplicaCoupling(..., gamma=0.1)"
+            )
+
     def _warn_if_unstable(self, strength: float) -> None:
         if self._warned:
             return
@@ -173,11 +215,10 @@ class ReplicaCoupling:
             growth = _growth(lr * strength, self.period, momentum, nesterov)
             if growth > 1 + 1e-9:
                 self._warned = True
-                warnings.warn(
+                warn_user(
                     f"lr K gamma = {lr * strength:.3g} makes the attraction unstable: the distances "
                     f"between replicas would grow {growth:.2f} times every {self.period} iterations; use "
-                    "mode='proximal' (wideflat train --coupling proximal), or a smaller gamma, lr or period",
-                    stacklevel=4,
+                    "mode='proximal' (wideflat train --coupling proximal), or a smaller gamma, lr or period"
                 )
                 return
 
@@ -188,7 +229,7 @@ class ReplicaCoupling:
             losses: L(w_a) of each replica, over the training set or a part of it, in eval mode.
 
         Raises:
-            ValueError: If the replicas coincide, so that there is no distance to divide by.
+            ValueError: If the replicas coincide up to rounding, so that there is no distance to divide by.
         """
         numbers = [loss.detach().item() if isinstance(loss, Tensor) else float(loss) for loss in losses]
         values = torch.tensor(numbers, dtype=torch.float64)
@@ -196,14 +237,24 @@ class ReplicaCoupling:
         if len(values) != here:
             raise ValueError(f"expected the loss of each of the {here} replicas, got {len(values)}")
         distance = self.group.total(self.group.distances()).item()
-        if not distance > 0:
+        if not distance > self._rounding():
             raise ValueError(
                 "initial_gamma divides by the distance of the replicas to their barycenter, and they coincide; start "
                 "them from independent initialisations (more than one replica, independent=True, no fixed seed in "
                 "make_model; on several ranks a seed of its own for each replica, and no DistributedDataParallel over "
-                "all of them), or set gamma by hand"
+                "all of them); copies of one trained network must be moved apart first (p.mul_(1 + 0.01 * "
+                "torch.randn_like(p)) for every p of each replica); or set gamma by hand"
             )
         return self.group.total(values).item() / distance
+
+    def _rounding(self) -> float:
+        """The distance that rounding of the mean makes of equal replicas."""
+        squares = []
+        for member in detached(self.group.members):
+            norms = [(p.full_tensor() if hasattr(p, "full_tensor") else p).double().square().sum() for p in member]
+            coarsest = max(torch.finfo(p.dtype).eps for p in member)
+            squares.append(coarsest**2 * sum(float(norm) for norm in norms))
+        return float(self.group.total(torch.tensor(squares, dtype=torch.float64)))
 
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica, on whatever rank: half the squared distance to the barycenter."""
@@ -254,6 +305,28 @@ class ReplicaCoupling:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
         self.calls, self.gamma, self.period = state_dict["calls"], state_dict["gamma"], state_dict["period"]
+
+
+class _Growth:
+    """Notices when distances double at every interaction: four times in a row no start of a training does."""
+
+    def __init__(self) -> None:
+        self.last: Tensor | None = None
+        self.before = 0.0
+        self.doublings = 0
+
+    def seen(self, norms: list[Tensor]) -> bool:
+        """Take the distances of an interaction; says whether those before it were growing without end.
+
+        A distance is looked at when the next one comes: by then the device has long computed it.
+        """
+        previous, self.last = self.last, torch.stack(norms).double().square().sum()
+        if previous is None:
+            return False
+        value = float(previous)
+        self.doublings = self.doublings + 1 if 0 < 2 * self.before < value else 0
+        self.before = value
+        return self.doublings >= 4 or not value < float("inf")
 
 
 def replica_group(replicas: Replicas | nn.Module | ReplicaGroup, mesh: DeviceMesh | None = None) -> ReplicaGroup:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
-__all__ = ["derive_seed"]
+__all__ = ["as_seed", "derive_seed"]
 
 
 def derive_seed(seed: int, *what: int | str) -> int:
@@ -18,5 +19,21 @@ def derive_seed(seed: int, *what: int | str) -> int:
         >>> derive_seed(0, "noise", 1, 2) == derive_seed(0, "noise", 1, 2) != derive_seed(0, "noise", 2, 1)
         True
     """
-    key = int(seed), *(part if isinstance(part, str) else int(part) for part in what)
+    key = as_seed(seed), *(part if isinstance(part, str) else int(part) for part in what)
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def as_seed(seed: Any) -> int:
+    """A seed as a plain number.
+
+    >>> as_seed(3)
+    3
+    >>> as_seed(float("inf"))
+    Traceback (most recent call last):
+    ...
+    TypeError: seed must be a whole number, got inf
+    """
+    try:
+        return int(seed)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor without content
+        raise TypeError(f"seed must be a whole number, got {seed!r}") from None

@@ -136,5 +136,5 @@ def test_parameters_without_gradient_stay_and_nonsense_is_refused():
         with pytest.raises(ValueError, match=next(iter(wrong))):
             TensorFlowRMSprop([w], **wrong)
     w.grad = torch.ones(2).to_sparse()
-    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+    with pytest.raises(RuntimeError, match="sparse gradients"):
         opt.step()

@@ -22,6 +22,7 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
     assert main([*project, "--figure", "lambda.png"]) == 0
     out = capsys.readouterr().out
     found = FreeEntropy.load(tmp_path / "weights.free_entropy.json")
+    assert "lambda(beta) = beta <V> at sigma = 0.3" in out and "----" in out  # log Z > 0
     assert f"{found.log_z[0]:.2f}" in out and "n = 64" in out and (tmp_path / "lambda.png").stat().st_size > 0
     assert not (tmp_path / "weights.free_entropy.unfinished.pt").exists()
     compared = ["--compare", "weights.free_entropy.json"]
@@ -31,6 +32,17 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
     assert json.loads(out)["conventions"]["examples"] == 20
     assert main([*project, "--out", "c.json", *compared]) == 0
     assert "minus weights.free_entropy.json" in capsys.readouterr().out
+
+
+def test_in_the_report(project, tmp_path, capsys):
+    assert main([*project, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["report", ".", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    found = FreeEntropy.load(tmp_path / "weights.free_entropy.json")
+    assert record["volumes"] == {"weights.free_entropy": found.to_dict()} and not record["unread"]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Free entropy" in page and f"{found.log_z[0]:.2f}" in page and found.about().split(";")[0] in page
 
 
 def test_ctrl_c_and_the_same_command_again(project, tmp_path, capsys, monkeypatch):

@@ -34,7 +34,7 @@ def entropic(params, base=torch.optim.SGD, lr=0.02, settings=SGD, **changes):
 OPTIMIZERS = {
     "EntropySGD": partial(entropy_sgd, **SGD),
     "EntropySGD, no kernel": partial(entropy_sgd, fused=False, **SGD),
-    "EntropySGD, no momentum": entropy_sgd,
+    "EntropySGD, no momentum": partial(entropy_sgd, momentum=0.0),
     "EntropySGD(inner=SGD)": partial(entropy_sgd, inner=partial(torch.optim.SGD, **SGD), epsilon=0.0),
     "EntropySGD(inner=AdamW)": partial(entropy_sgd, inner=torch.optim.AdamW, gamma=0.0),
     "EntropySGD(inner=RMSprop), restarted": partial(

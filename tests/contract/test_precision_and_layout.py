@@ -70,7 +70,7 @@ def test_steps_below_the_rounding_of_the_weights_are_not_lost(fused):
     centers = {}
     for dtype in (torch.float32, torch.bfloat16):
         w = nn.Parameter(torch.ones(40, dtype=dtype))
-        opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, fused=fused)
+        opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, momentum=0, fused=fused)
         for _ in range(500):
             w.grad = w.detach().clone()
             opt.step()

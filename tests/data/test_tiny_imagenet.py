@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import multiprocessing
+import os
 import zipfile
 from pathlib import Path
 
@@ -315,4 +316,19 @@ def test_a_cache_whose_header_lies_is_named(tmp_path: Path, cache: Path) -> None
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(15, 8, 8, 3)", b"(99, 8, 8, 3)"))
     with pytest.raises(DataError, match=r"train.npy \(decoded images\) is unreadable"):
+        TINY.load(place)
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (lambda path: os.truncate(path, 1 << 29), "expected at most"),  # 500 MB for 64 pixels; it takes no room itself
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "expected a file, got something else"),
+    ],
+    ids=["500 MB", "device"],
+)
+def test_a_file_without_end_is_refused(tmp_path: Path, put, words) -> None:
+    place = write_folder(tmp_path)
+    put(place / "val" / "images" / "val_1.JPEG")
+    with pytest.raises(DataError, match=rf"val_1.JPEG is damaged: {words}"):
         TINY.load(place)

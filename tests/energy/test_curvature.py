@@ -7,8 +7,9 @@ from torch import nn
 
 from wideflat import local_energy
 from wideflat.energy.blocks import Blocks
-from wideflat.energy.curvature import Curvature, Hessian, curvature
+from wideflat.energy.curvature import Curvature, curvature
 from wideflat.energy.evaluation import Evaluation
+from wideflat.energy.hessian import Hessian
 
 
 def small():

@@ -113,7 +113,7 @@ def test_save_load_print_table_and_plot(tmp_path):
         ({"dimensions": 3}, "dimensions must be 1 or 2, got 3"),
         ({"directions": [network()] * 3}, "one or two other networks, got 3"),
         ({"directions": {"0.weight": torch.ones(2)}}, r"has no 0.weight of shape \(6, 4\)"),
-        ({"positions": []}, "positions must be a sequence of numbers"),
+        ({"positions": []}, "positions must have at least one value"),
         ({"batch_norm": "recalibrate"}, "batch_norm must be"),
     ],
 )

@@ -77,6 +77,8 @@ def test_it_is_worse_than_noise_and_worst_for_each_batch():
         {"scale": "log"},
         {"batch_norm": "recalibrate"},
         {"objective": "error"},
+        {"ball": "l1"},
+        {"restarts": -1},
         {"objective": lambda outputs, targets: (outputs.argmax(1) != targets).float()},
     ],
     ids=lambda value: next(iter(value)),
@@ -97,3 +99,67 @@ def test_attention_and_targets_that_do_not_count():
     assert plain.mean[0] > 0 and padded.mean == pytest.approx(plain.mean)
     assert padded.baseline == pytest.approx(plain.baseline)
     assert padded.conventions["examples"] == 12 and padded.conventions["objective"] == "loss"
+
+
+def adaptive_sharpness(model, data, rho, kind, points=4000):
+    """max over |delta / |w||_p <= rho of L(w + delta) - L(w), by its definition, over random points of the ball."""
+    loss = nn.functional.cross_entropy
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    names, shapes = [n for n, _ in model.named_parameters()], [p.shape for p in model.parameters()]
+
+    def at(vector):
+        parts = vector.split([shape.numel() for shape in shapes])
+        named = {n: part.view(shape) for n, part, shape in zip(names, parts, shapes, strict=True)}
+        return float(loss(torch.func.functional_call(model, named, (data[0],)), data[1]))
+
+    base, generator = at(flat), torch.Generator().manual_seed(0)
+    largest = 0.0
+    for _ in range(points):
+        z = torch.randn(len(flat), generator=generator, dtype=flat.dtype)
+        z = z / z.norm() if kind == "l2" else z.sign()
+        largest = max(largest, at(flat * (1 + rho * z)) - base)
+    return largest
+
+
+@pytest.mark.parametrize("ball", ["l2", "linf"])
+def test_it_is_no_less_than_the_definition_of_adaptive_sharpness_finds_by_search(ball):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    x = torch.randn(30, 3, dtype=torch.float64)
+    data = x, torch.randint(2, (30,))
+    sigma, size = 0.2, 8
+    rho = sigma * size**0.5 if ball == "l2" else sigma
+    found = worst_case(model, data, [sigma], ball=ball, steps=20, restarts=2, metric="loss", progress=False)
+    searched = adaptive_sharpness(model, data, rho, ball)
+    assert searched <= found.mean[0] * (1 + 1e-6) <= searched * 1.2
+    assert found.conventions["ball"] == ball and found.conventions["restarts"] == 2
+
+
+def test_the_box_lies_in_the_ball_and_the_average_below_both():
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    data, options = (x, model(x).argmax(1)), {"metric": "loss", "progress": False}
+    l2, linf = (worst_case(model, data, [0.1, 0.02, 0.05], ball=b, steps=8, **options) for b in ("l2", "linf"))
+    average = local_energy(model, data, [0.1, 0.02, 0.05], max_passes=8, **options)
+    assert (l2.mean > linf.mean).all() and (linf.mean > average.mean).all()
+    assert (np.diff(l2.mean[[1, 2, 0]]) > 0).all()  # a larger ball holds the smaller one
+
+
+def test_the_loss_of_normalised_logits_does_not_know_the_size_of_the_last_layer():
+    torch.manual_seed(0)
+    x = torch.randn(40, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = x, torch.randint(3, (40,))
+
+    def measured(metric):
+        return worst_case(model, data, [0.05], steps=5, metric=metric, objective=metric, progress=False).mean[0]
+
+    before = measured("normalized loss"), measured("loss")
+    with torch.no_grad():
+        model[2].weight.mul_(8.0)
+        model[2].bias.mul_(8.0)
+    after = measured("normalized loss"), measured("loss")
+    assert after[0] == pytest.approx(before[0], rel=1e-4) and after[1] > 2 * before[1]
+    with pytest.raises(ValueError, match="logits of several classes"):
+        worst_case(nn.Linear(4, 1), (x, torch.ones(40)), [0.1], metric="normalized loss", progress=False)

@@ -90,6 +90,68 @@ def hard(rng, size=None, beta=8.0):
     return ClosedForm("hard", size, function, exact, beta, solutions=True)
 
 
+# ---- other forms, that nothing was tuned on
+
+
+def separable(name, size, function):
+    """The sum over components of a function of tensors; log Z by one-dimensional integrals, gradient by autograd."""
+    exact = size * np.logaddexp.reduce(-function(_tensor(T)).numpy() + np.log(GAUSS))
+
+    def with_gradient(x):
+        x = x.clone().requires_grad_(True)
+        value = function(x).sum()
+        return value.detach(), torch.autograd.grad(value, x)[0]
+
+    return ClosedForm(name, size, with_gradient, exact)
+
+
+def rotated(rng, size=30, decades=4):
+    """A quadratic whose axes are turned, and whose minimum is away from the weights."""
+    h = 10 ** rng.uniform(-2, decades - 2, size)
+    g = rng.normal(0, 0.5, size) * np.sqrt(h)
+    Q = np.linalg.qr(rng.normal(size=(size, size)))[0]
+    H, G = _tensor(Q * h @ Q.T), _tensor(Q @ g)
+    exact = (-0.5 * np.log1p(h) + 0.5 * g**2 / (1 + h)).sum()
+    return ClosedForm("rotated", size, lambda x: (0.5 * x @ H @ x + G @ x, H @ x + G), exact)
+
+
+def saddle(rng, size=20):
+    """Half of the directions go down, but not so fast as the Gaussian goes up."""
+    h = np.r_[rng.uniform(-0.8, 0, size // 2), 10 ** rng.uniform(0, 2, size - size // 2)]
+    H = _tensor(h)
+    return ClosedForm("saddle", size, lambda x: (0.5 * (H * x**2).sum(), H * x), -0.5 * np.log1p(h).sum())
+
+
+def mixture(rng, size=5, wells=4, width=0.5):
+    """exp(-V) is a sum of Gaussians away from the weights."""
+    mu, logs = rng.normal(0, 1, (wells, size)), rng.normal(0, 1, wells)
+    M, L = _tensor(mu), _tensor(logs)
+    density = lambda x: torch.logsumexp(L - ((x - M) ** 2).sum(1) / (2 * width**2), 0)  # noqa: E731
+    here = density(torch.zeros(size, dtype=torch.float64))
+    share = logs - (mu**2).sum(1) / (2 * (width**2 + 1)) + size / 2 * math.log(width**2 / (1 + width**2))
+
+    def function(x):
+        x = x.clone().requires_grad_(True)
+        value = here - density(x)
+        return value.detach(), torch.autograd.grad(value, x)[0]
+
+    return ClosedForm("mixture", size, function, np.logaddexp.reduce(share) - here.item())
+
+
+OTHERS = {
+    "rotated": rotated,
+    "saddle": saddle,
+    "mixture": mixture,
+    "Cauchy": lambda rng: separable("Cauchy", 5, lambda x: torch.log1p(20 * x**2)),
+    "one Cauchy": lambda rng: separable("one Cauchy", 1, lambda x: torch.log1p(5 * x**2)),
+    "double well": lambda rng: separable("double well", 5, lambda x: 5 * ((x**2 - 2) ** 2 - 4) / 4),
+    "cusp": lambda rng: separable("cusp", 2, lambda x: 3 * x.abs()),
+    "slope": lambda rng: separable("slope", 20, lambda x: 1.0 * x),
+    "ceiling": lambda rng: separable("ceiling", 20, lambda x: 4 * x**2 / (1 + x**2)),
+    "waves": lambda rng: separable("waves", 5, lambda x: 2 * (1 - torch.cos(5 * x)) + 0.5 * x**2),
+}
+
+
 # ---- traps
 
 

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import wideflat
+from wideflat.committee.training import train
+from wideflat.data import dress_coat
 from wideflat.entropy.free_entropy import Interrupted
 from wideflat.entropy.network_energy import Network
 
@@ -384,3 +386,35 @@ def test_a_committee_against_the_sampler(seed):
     error = math.hypot(found.stderr[0], sampled.log_z_stderr.item())
     assert abs(found.log_z[0] - sampled.log_z.item()) < 4 * error < 6
     assert found.relative_distance[0] == pytest.approx(sampled.relative_distance.item(), abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def real_committees():
+    """Two solutions of 9 x 784 weights of 100 images, with these; units of norm sqrt N."""
+    patterns = dress_coat.load(100)
+    x, y = torch.as_tensor(patterns.inputs).float(), torch.as_tensor(patterns.targets).float()
+    found = {}
+    for setting in ("sgd-fast", "sgd-slow"):
+        w = train(setting, x, y, seeds=[0], progress=False).weights[0].float()
+        found[setting] = w * math.sqrt(w.shape[1]) / w.norm(dim=1, keepdim=True)
+    return found, x, y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["sgd-fast", "sgd-slow"])
+@pytest.mark.parametrize("delta", [0.3, 1.0, 3.0])
+def test_real_committees_against_the_sampler_and_its_approximations(setting, delta, real_committees):
+    """Within errors of the sampler; EP with vector sites within 10 %, BP makes the volume too small, as is known."""
+    committees, x, y = real_committees
+    w = committees[setting]
+    found = wideflat.free_entropy(
+        Committee(w.clone()), (x, y), math.sqrt(delta), "error", scale="absolute", progress=False
+    )
+    sampled = wideflat.local_entropy(w, x, y, [delta], method="sample", particles=128, runs=3)
+    assert found.converged[0], found.reasons
+    error = math.hypot(found.stderr[0], sampled.log_z_stderr.item())
+    assert abs(found.log_z[0] - sampled.log_z.item()) < 4 * error < 6
+    assert found.relative_distance[0] == pytest.approx(sampled.relative_distance.item(), rel=0.05)
+    ladder = [d for d in (0.1, 0.3, 1.0) if d < delta] + [delta]
+    ep, bp = (wideflat.local_entropy(w, x, y, ladder, method=method).log_z[-1].item() for method in ("ep-vector", "bp"))
+    assert abs(found.log_z[0] - ep) < 4 * error + 0.1 * abs(ep) and bp < found.log_z[0] + 4 * error

@@ -107,6 +107,24 @@ def test_intervals_widen_with_the_level_and_few_degrees_of_freedom():
         found.interval(95)
 
 
+@pytest.mark.parametrize("name", list(forms.OTHERS))
+def test_other_closed_forms_are_right_or_refused(name, seed=1):
+    energy = forms.OTHERS[name](np.random.default_rng(seed))
+    found = walked(energy, seed)
+    assert right_or_refused(found, energy), (found.log_z, energy.exact, found.stderr)
+
+
+@pytest.mark.parametrize("beta", [1e-8, 1e6])
+def test_tiny_and_huge_temperatures(beta):
+    h = np.array([0.5, 3.0])
+    H = torch.tensor(h)
+    exact = -0.5 * np.log1p(beta * h).sum()
+    energy = forms.ClosedForm("", 2, lambda x: (0.5 * (H * x**2).sum(), H * x), exact, beta)
+    found = walked(energy)
+    assert right_or_refused(found, energy), (found.log_z, energy.exact, found.stderr)
+    assert found.converged or beta > 1
+
+
 # ---- traps: within its error, or refused
 
 
@@ -208,6 +226,17 @@ def test_quick_gives_the_bracket():
     assert found.lower - 3 * found.lower_stderr < energy.exact < found.upper + 3 * found.upper_stderr
 
 
+def test_quick_brackets_the_probability_of_solutions_too():
+    """log P = log Z + log p: the bounds of log Z alone would lie above it."""
+    for seed in range(3):
+        energy = forms.hard(np.random.default_rng(seed))
+        found = walked(energy, seed, quick=True)
+        assert 0 < found.share <= 1
+        assert found.lower - 3 * found.lower_stderr < energy.exact < found.upper + 3 * found.upper_stderr
+    never = forms.ClosedForm("", 3, lambda x: (1 + (x**2).sum(), 2 * x), 0, 8.0, True)
+    assert walked(never, quick=True).lower == -np.inf
+
+
 @pytest.mark.parametrize("wrong", [{"chains": 0}, {"samples": 1}, {"burn": 0}, {"points": 2}, {"target_stderr": 0.0}])
 def test_effort_that_makes_no_sense(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -275,3 +304,67 @@ def test_intervals_cover(family):
             inside += low <= energy.exact <= high
             assert abs(deviation(found, energy)) < 4
     assert passed >= 9 and inside >= passed - 1
+
+
+# ---- the gates of the specification at their sizes
+
+
+def repeated(make, count, **effort):
+    """Errors and stated errors of the accepted ones of so many runs on other instances."""
+    runs = []
+    for seed in range(count):
+        energy = make(np.random.default_rng([seed, 11]))
+        found = walked(energy, seed, **effort)
+        if found.converged:
+            runs.append((found.log_z - energy.exact, found.stderr))
+    return np.array(runs).reshape(-1, 2).T
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda rng: forms.quadratic(rng, 300, 4), 6),
+        (lambda rng: forms.logistic(rng, 1000), 4),
+        (lambda rng: forms.relu_nets(rng, 100), 3),
+        (lambda rng: forms.hard(rng, 30), 4),
+        (lambda rng: forms.heavy_tail(rng, 4.0), 6),
+        (lambda rng: forms.funnel(rng, 5.0, 45.0), 4),
+        (lambda rng: forms.quadratic(rng, 1000, 6), 2),
+    ],
+    ids=["quadratic", "logistic", "relu nets", "hard", "log-normal", "funnel", "quadratic of six decades"],
+)
+def test_gates(make, count):
+    """No accepted run beyond four stated errors, their mean within three of its own, all but one accepted."""
+    errors, stated = repeated(make, count)
+    assert len(errors) >= count - 1
+    assert (np.abs(errors) < 4 * stated).all()
+    assert abs(errors.mean()) < 3 * np.sqrt((stated**2).mean() / len(errors))
+
+
+@pytest.mark.slow
+def test_gate_of_the_stuck_log_normal():
+    """s = 6: refused or within four stated errors."""
+    errors, stated = repeated(lambda rng: forms.heavy_tail(rng, 6.0), 8)
+    assert (np.abs(errors) < 4 * stated).all()
+
+
+@pytest.mark.slow
+def test_gate_of_monomials():
+    """Sum of xi^p/2 with p = 2, 4, 6, N = 300, beta = 1e4: log Z and lambda at the top by one-dimensional integrals."""
+    p = np.repeat([2.0, 4.0, 6.0], 100)
+    P = torch.tensor(p)
+    function = lambda x: ((0.5 * x.abs() ** P).sum(), 0.5 * P * x.sign() * x.abs() ** (P - 1))  # noqa: E731
+    t = np.linspace(-6, 6, 120_001)
+    logs, means = [], []
+    for power in (2.0, 4.0, 6.0):
+        V = 0.5 * np.abs(t) ** power
+        weight = np.exp(-0.5 * t * t - 1e4 * V)
+        logs.append(np.log(weight.sum() * (t[1] - t[0]) / np.sqrt(2 * np.pi)))
+        means.append((weight * V).sum() / weight.sum())
+    exact, llc = 100 * sum(logs), 1e6 * sum(means)
+    assert exact == pytest.approx(-879.1, abs=0.1) and llc == pytest.approx(91.24, abs=0.05)
+    found = walked(forms.ClosedForm("monomials", 300, function, exact, beta=1e4))
+    assert found.converged, found.reasons
+    assert abs(found.log_z - exact) < 4 * found.stderr < 60
+    assert abs(found.llc[-1] - llc) < 4 * found.llc_stderr[-1]

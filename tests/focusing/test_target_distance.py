@@ -15,7 +15,7 @@ INNER = {"inner_lr": 0.05, "inner_steps": 6}
 def hold_on(h, w, a, ratio, cycles, gain=1.0, lr=0.0, **settings):
     """Cycles on the loss sum h (w - a)^2 / 2; the ratio that each reached."""
     p = nn.Parameter(w.clone())
-    opt = wideflat.EntropySGD([p], lr=lr, **({**INNER, "epsilon": 0.0, "gamma": 0.2} | settings))
+    opt = wideflat.EntropySGD([p], lr=lr, **({**INNER, "epsilon": 0.0, "gamma": 0.2, "momentum": 0.0} | settings))
     hold = wideflat.TargetDistance(opt, ratio, gain=gain)
     reached = []
     for _ in range(cycles):
@@ -100,7 +100,9 @@ def test_the_distance_of_a_network_is_held_while_it_trains():
     def run(ratio, batch):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
-        opt = wideflat.EntropySGD(net.parameters(), lr=0.3, inner_lr=0.05, inner_steps=8, gamma=0.5, epsilon=0.0)
+        opt = wideflat.EntropySGD(
+            net.parameters(), lr=0.3, inner_lr=0.05, inner_steps=8, gamma=0.5, epsilon=0.0, momentum=0.0
+        )
         hold = wideflat.TargetDistance(opt, ratio, gain=1.0 if batch == 256 else 0.2)
         x = torch.randn(256, 5)
         y = x[:, :1].sin() + 0.5 * torch.randn(256, 1)

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import wideflat
 from wideflat import models
 from wideflat.committee import SETTINGS
 from wideflat.committee import train as train_committee
+from wideflat.integrations import huggingface, lightning  # now, since no import survives being ended
 from wideflat.presets import preset
 from wideflat.schedules import Schedule
 from wideflat.training import Options
@@ -100,7 +102,8 @@ DOORS: dict[str, Door] = {
         wideflat.SAM, lambda: {"params": weights(), "base": torch.optim.SGD, "rho": 0.05, "lr": 0.1}, steps
     ),
     "Entropic": Door(entropic, lambda: {"inner_steps": 2, "outer_lr": 0.67, "outer_momentum": 0.67, "pull": 1.0,
-                                        "alpha": 0.0, "epsilon": 0.0, "outer": None, "inner_state": "keep", "seed": 0},
+                                        "alpha": 0.0, "epsilon": 0.0, "outer": None, "inner_state": "keep", "seed": 0,
+                                        "state_dtype": torch.float32, "state_device": None},
                      steps),
     "Parle": Door(
         wideflat.Parle,
@@ -122,6 +125,31 @@ DOORS: dict[str, Door] = {
         lambda: {"target": wideflat.EntropySGD(weights()), "factor": 10.0, "total": 5, "kind": "exponential"},
         lambda focusing, arguments: focusing.step(),
     ),
+    "Focusing.from_epochs": Door(
+        wideflat.Focusing.from_epochs,
+        lambda: {"target": wideflat.EntropySGD(weights()), "epochs": 2, "steps": 3, "factor": 10.0, "by": "step"},
+        lambda focusing, arguments: (focusing.step(), focusing.load_state_dict(focusing.state_dict())),
+    ),
+    "Replicas.batches": Door(
+        pairs().batches,
+        lambda: {"loader": DataLoader([0, 1, 2, 3], batch_size=2), "seed": 0},
+        lambda batches, arguments: (list(batches), batches.load_state_dict(batches.state_dict())),
+    ),
+    "ReplicaBatches.load_state_dict": Door(
+        lambda **state: pairs().batches(DataLoader([0, 1, 2, 3], batch_size=2)).load_state_dict(state),
+        lambda: {"epoch": 0, "position": 1, "seed": 0, "num_replicas": 2},
+    ),
+    "huggingface.FocusingCallback": Door(
+        huggingface.FocusingCallback,
+        lambda: {"factor": 10.0, "by": "step", "total": None, "kind": "exponential", "batch_norm": True},
+        lambda callback, arguments: callback.state(),
+    ),
+    "lightning.FocusingCallback": Door(
+        lightning.FocusingCallback,
+        lambda: {"factor": 10.0, "by": "step", "total": None, "kind": "exponential", "batch_norm": True,
+                 "forward": None},
+        lambda callback, arguments: callback.load_state_dict(callback.state_dict()),
+    ),
     "automatic_gamma0": Door(
         wideflat.automatic_gamma0,
         lambda: {"optimizer": wideflat.EntropySGD([w := nn.Parameter(torch.ones(2))]),
@@ -136,9 +164,39 @@ DOORS: dict[str, Door] = {
                  batch_size=8, target_stderr=None),
         lambda profile, arguments: (str(profile), profile.mean),
     ),
-    "worst_case": Door(wideflat.worst_case, measured(sigmas=[0.1])),
-    "curvature": Door(wideflat.curvature, measured()),
-    "layer_profiles": Door(wideflat.layer_profiles, measured(sigmas=[0.1])),
+    "worst_case": Door(
+        wideflat.worst_case,
+        measured(sigmas=[0.1], noise="pass", steps=1, metric="error", objective="loss", scale="relative",
+                 batch_norm="eval", parameters="all", seed=0, batch_size=8, forward=None),
+        lambda profile, arguments: str(profile),
+    ),
+    "curvature": Door(
+        wideflat.curvature,
+        measured(top=2, probes=2, scale="relative", metric="loss", batch_norm="eval", parameters="all", tolerance=0.1,
+                 max_iterations=3, seed=0, batch_size=8, forward=None),
+        lambda result, arguments: str(result),
+    ),
+    "layer_profiles": Door(
+        wideflat.layer_profiles,
+        measured(sigmas=[0.1], layers=None, noise="auto", metric="error", max_passes=1, seed=0, batch_size=8),
+    ),
+    "shift_profile": Door(
+        wideflat.shift_profile,
+        measured(other=None, quantize=[4], prune=None, positions=None, per="tensor", metric="error", batch_norm="eval",
+                 parameters=None, scale="relative", noise=True, max_passes=1, seed=0, batch_size=8, forward=None,
+                 calibration=8, align=False),
+        lambda profile, arguments: str(profile),
+    ),
+    "shift_profile to others": Door(
+        wideflat.shift_profile,
+        measured(other=network().state_dict(), positions=[0.0, 0.5, 1.0], align=False, noise=False, max_passes=1),
+    ),
+    "slices": Door(
+        wideflat.slices,
+        measured(directions="filter", positions=[-0.1, 0.0, 0.1], dimensions=1, metric="loss", batch_norm="eval",
+                 parameters="all", seed=0, batch_size=8, forward=None),
+        lambda picture, arguments: str(picture),
+    ),
     "committee_local_energy": Door(wideflat.committee_local_energy, lambda: {**committee(), "sigmas": [0.1]}),
     "local_entropy": Door(
         wideflat.local_entropy,

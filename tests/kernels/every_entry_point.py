@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+import wideflat
 from wideflat.kernels import library
 from wideflat.kernels.committee import CommitteeKernel
 from wideflat.kernels.library import compile_kernel
@@ -66,7 +67,7 @@ def step(lists, places, threads, stream, **parameters):
 
 def steps(large):
     kinds = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": 1.0}]
-    cases = itertools.product(REALS, kinds, (0, 1), (True, False), (0.2, 0.75), (1, 2), (True, False))
+    cases = itertools.product(REALS, kinds, (0, 1), (True, False), (0.0, 0.2, 0.75), (1, 2), (True, False))
     for dtype, kind, starting, noisy, alpha, threads, outer in cases:
         sizes = (*SIZES, *large)
         places = [sum(sizes[:k]) + 3 * k for k in range(len(sizes))]
@@ -76,16 +77,20 @@ def steps(large):
         noise = GaussianNoise(3) if noisy and not outer else None
         parameters = {"lr": 0.1, "weight_decay": 0.01, "gamma": 0.5, "alpha": alpha, "noise": 0.2, **kind}
         velocity = v if kind else None
-        step([x, w, mu, velocity, None if outer else g], places, threads, noise, starting=starting, **parameters)
+        mean = mu if alpha else None
+        step([x, w, mean, velocity, None if outer else g], places, threads, noise, starting=starting, **parameters)
         for k, (x0, w0, mu0, v0, g0) in enumerate(zip(*before, strict=True)):
             if outer:
-                moved = by_torch(w0, w0 - mu0 + 0.01 * w0, v0, kind, 0)
+                moved = by_torch(w0, w0 - (mu0 if alpha else x0) + 0.01 * w0, v0, kind, 0)
                 assert torch.allclose(w[k], moved, atol=1e-5) and torch.equal(x[k], w[k])
             else:
                 pulled = 0 if starting else 0.5 * (x0 - w0)
                 moved = by_torch(x0, g0 + 0.01 * x0 + pulled, v0, kind, starting)
                 moved = moved + (0.2 * GaussianNoise(3)(4, places[k], len(x0), dtype) if noisy else 0)
                 assert torch.allclose(x[k], moved, atol=1e-5)
+                if not alpha:
+                    assert torch.equal(mu[k], mu0)
+                    continue
                 assert torch.allclose(mu[k], alpha * (x0 if starting else mu0) + (1 - alpha) * moved, atol=1e-5)
 
 
@@ -94,6 +99,24 @@ def by_torch(x, d, v, kind, starting):
         velocity = d if starting else 0.9 * v + d
         d = d + 0.9 * velocity if "nesterov" in kind else velocity
     return x - 0.1 * d
+
+
+def adam(large):
+    """Entropic around AdamW by the kernel, against the box with torch's AdamW inside."""
+    for dtype, threads, noisy, alpha in itertools.product(REALS, (1, 2), (True, False), (0.0, 0.75)):
+        torch.set_num_threads(threads)
+        runs = []
+        for fused in (True, False):
+            params = [torch.nn.Parameter(at(size, 0, dtype, size)) for size in (*SIZES, *large)]
+            inner = torch.optim.AdamW(params, lr=0.1, fused=fused)
+            opt = wideflat.Entropic(inner, inner_steps=3, alpha=alpha, epsilon=0.1 * noisy)
+            for t in range(5):
+                for p in params:
+                    p.grad = at(p.numel(), 1, dtype, t)
+                opt.step()
+            runs.append(params)
+        assert all(torch.allclose(p, q, rtol=1e-4, atol=1e-5) for p, q in zip(*runs, strict=True))
+    torch.set_num_threads(1)
 
 
 def gram_of(used, dtype):
@@ -143,6 +166,6 @@ def epochs(_):
 
 if __name__ == "__main__":
     library.FLAGS = ["-O1", *library.FLAGS[1:]]  # the sanitizers' own code takes -O3 too long
-    for part in (fill, steps, rows, epochs):
+    for part in (fill, steps, adam, rows, epochs):
         part([LARGE] if "--large" in sys.argv else [])
     print("no error")

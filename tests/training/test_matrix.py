@@ -8,6 +8,8 @@ import copy
 import dataclasses
 import os
 import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,3 +298,40 @@ def test_what_cannot_lose_replicas_is_refused_with_the_reason(name, tmp_path):
     with pytest.raises(ValueError, match=f"is for rsgd and rsgdxy, not for {name}, which {reason}"):
         train_in(Elastic(0), cell(name), tmp_path / "run", images())
     assert not (tmp_path / "run").exists()
+
+
+def set_up_late(lighthouse, out):
+    """Two are still being set up, and choose gamma0 together, when the third one comes."""
+    rank, begin = dist.get_rank(), Training.begin
+    begun, coming, told = Path(out) / "begun", Path(out) / "coming", []
+
+    def slowly(training):
+        begun.touch()
+        while not coming.exists():
+            time.sleep(0.02)
+        time.sleep(2.0)
+        return begin(training)
+
+    Training.begin = slowly
+    dist.barrier()  # the time to wait for each other begins when all are there
+    while rank == 2 and not begun.exists():
+        time.sleep(0.02)
+    if rank == 2:
+        coming.touch()
+    with Elastic(rank, lighthouse, "127.0.0.1", start_timeout=8.0) as company:
+        how = {"progress": False, "tensorboard": False, "say": told.append}
+        long = dataclasses.replace(cell("rsgd", gamma0=None), num_replicas=3).with_epochs(40)
+        run = train_in(company, long, out, images(), dataclasses.replace(options(), evaluate_every=40), **how)
+    return bool(run.result()), told
+
+
+def test_a_replica_that_comes_while_the_others_are_set_up_waits(ranks, tmp_path):
+    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
+    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=5.0, join_timeout=20.0)
+    try:
+        address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
+        found = ranks(set_up_late, 3, address, str(tmp_path), timeout=200.0)
+    finally:
+        server.shutdown()
+    assert [finished for finished, _ in found] == [True] * 3
+    assert any("joined the others" in line for line in found[2][1]), found[2][1]  # mostly after having waited

@@ -173,6 +173,8 @@ def test_torchrun_writes_the_same_run_and_goes_on_with_one_of_one_process(tmp_pa
     code, output = torchrun(JOB, tmp_path / "ranks")
     assert code == 0, output
     assert "resumed" in output and "on 2 ranks" in output and output.count("finished") == 1
+    # A thread of gloo that lets go of a tensor while the interpreter ends aborts the process, one time in eight.
+    assert output.count("threads at the end: 1") == 2 or not os.path.exists("/proc/self/task"), output
     together = Run.open(tmp_path / "ranks")
     for own, row in zip(together.metrics(), alone.metrics(), strict=True):
         for name, value in row.items():

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from wideflat.distributed.group import ReplicaGroup
 from wideflat.entropic import Entropic
+from wideflat.kernels.parts import Part
 from wideflat.kernels.shards import local, norm
-from wideflat.parts import Part
 from wideflat.replicas import Replicas, replica_group
 
 if TYPE_CHECKING:
@@ -153,6 +153,10 @@ class DiLoCo(Entropic):
     def _parts_that_moved(self) -> list[Part]:
         """All that take part: what did not move here may have moved elsewhere."""
         return self._parts(self._takes_part)
+
+    def _follow(self, parts: list[Part]) -> None:
+        """By torch's operations: the mean over the replicas is taken between w - mu and the outer step."""
+        super(Entropic, self)._follow(parts)
 
     def _step_outer(self) -> None:
         """Average what the replicas did, and step; or go back to w, if the manager says so."""

@@ -88,6 +88,8 @@ class LookSAM(SAM):
 
     def _combine(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         g, s = first, second
+        if not g:
+            return s
         square = inner_product(g, g)
         if not self._needs_second():
             v = {p: self._memory[p].to(g[p].device, g[p].dtype) for p in g if p in self._memory}

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.diloco import DiLoCo
 from wideflat.kernels.foreach import put_back
+from wideflat.kernels.parts import Part
 from wideflat.kernels.shards import local
-from wideflat.parts import Part
 
 __all__ = ["StreamingDiLoCo"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from wideflat.commands.energy_groups import energy_charts
+from wideflat.commands.run_groups import RunGroup, curves, grouped, is_committee, sentence, table
 from wideflat.committee import Solutions
 from wideflat.energy.profile import LocalEnergy
-from wideflat.entropy import LocalEntropy
+from wideflat.entropy import FreeEntropy, LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Comparison, Experiment
-from wideflat.experiments.statistics import Shown, number
+from wideflat.experiments.statistics import Shown, mean_and_spread, number, share
 from wideflat.experiments.table import Table
 from wideflat.files import names_in_npz
 from wideflat.report.chart import Chart, Series
@@ -44,11 +45,18 @@ class Findings:
     runs: dict[str, Run] = field(default_factory=dict)
     energies: dict[str, LocalEnergy] = field(default_factory=dict)
     entropies: dict[str, LocalEntropy] = field(default_factory=dict)
+    volumes: dict[str, FreeEntropy] = field(default_factory=dict)
     solutions: dict[str, Solutions] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def trainings(self) -> dict[str, Run]:
+        """The runs that went through epochs: not those of committee machines."""
+        return {label: run for label, run in self.runs.items() if not is_committee(run)}
+
     def __bool__(self) -> bool:
-        return bool(self.experiments or self.runs or self.energies or self.entropies or self.solutions)
+        kinds = (self.experiments, self.runs, self.energies, self.entropies, self.volumes, self.solutions)
+        return any(kinds)
 
 
 def collect(paths: Sequence[Path]) -> Findings:
@@ -109,6 +117,8 @@ def _read_profile(path: Path, label: str, found: Findings) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
         found.energies[label.removesuffix(".json")] = LocalEnergy.load(path)
+    elif isinstance(content, dict) and content.get("kind") == FreeEntropy.KIND:
+        found.volumes[label.removesuffix(".json")] = FreeEntropy.load(path)
 
 
 def _item_of(folder: Path) -> Experiment | None:
@@ -128,23 +138,33 @@ def _item_of(folder: Path) -> Experiment | None:
 
 def write_report(found: Findings, path: Path, title: str = "wideflat report") -> None:
     """Write one self-contained page of everything found."""
-    page = Page(title, _subtitle(found))
+    groups = grouped(found.trainings)
+    sentences = [sentence(groups), *(item.finding() for item in found.experiments)]
+    page = Page(title, _subtitle(found), finding=next((text for text in sentences if text), ""))
     if found.unread:
         page.paragraph("Not read: " + "; ".join(f"{name} ({why})" for name, why in found.unread.items()), "warning")
-    if found.runs:
-        columns, rows = summary(found.runs)
-        page.section("Summary")
-        page.table(columns, rows, caption="Runs: paper against measured")
-        page.section("Learning curves")
-        page.charts(*_learning_curves(found.runs))
+    if groups:
+        page.section("Trainings")
+        page.paragraph("Asked: which algorithm ends with the smaller test error, on the same network and data?")
+        page.table(
+            *table(groups), caption="Mean ± standard deviation over n seeds; differences with their 95 % intervals"
+        )
+        page.paragraph(
+            "The paper's number stands beside a setting only where data and epochs are the paper's and the runs are "
+            "finished.",
+            kind="quiet",
+        )
+        page.charts(*curves(groups))
     _add_experiments(page, found.experiments)
-    _add_measurements(page, found)
+    _add_measurements(page, found, groups)
     if found.runs:
-        page.section("Configurations")
+        page.section("Every run")
+        page.table(*summary(found.runs), caption="Runs")
         for label, run in found.runs.items():
             page.details(f"Configuration of {label}", run.config)
-            for start in run.metrics("environment")[-1:]:
-                page.details(f"Where {label} was trained", start)
+        places = {label: start for label, run in found.runs.items() for start in run.metrics("environment")[-1:]}
+        if places:
+            page.details("Where they were trained", places)
     page.write(path)
 
 
@@ -159,54 +179,106 @@ def _add_experiments(page: Page, items: Sequence[Experiment]) -> None:
         item.add_to(page, charts)
 
 
-def _add_measurements(page: Page, found: Findings) -> None:
+def _add_measurements(page: Page, found: Findings, groups: Sequence[RunGroup]) -> None:
     if found.energies:
         page.section("Local energy")
-        page.charts(_energy_chart(found.energies))
-        for label, profile in found.energies.items():
-            page.details(f"Conventions of {label}", profile.conventions)
+        page.charts(*energy_charts(found.energies, groups))
+        conventions = {label: profile.conventions for label, profile in found.energies.items()}
+        page.details("Conventions under which the profiles were measured", conventions)
     if found.entropies:
         page.section("Local entropy")
         page.charts(_entropy_chart(found.entropies))
+    if found.volumes:
+        _add_volumes(page, found.volumes)
     if found.solutions:
-        page.section("Test errors of committee machines")
+        page.section("Committee machines")
         series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
+        page.table(*_solutions_table(found.solutions), caption="Mean ± standard deviation over n restarts")
         page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
 
 
-def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
-    """Columns and rows of the table of runs: what, how far, errors, the paper's error."""
-    columns = ["run", "preset", "algorithm", "seed", "epochs", "train error %", "test error %", "paper %"]
+def _add_volumes(page: Page, volumes: dict[str, FreeEntropy]) -> None:
+    """Free entropies: their table, what speaks against them, and lambda over beta."""
+    page.section("Free entropy")
+    tables = {label: found.table() for label, found in volumes.items()}
+    columns = next(header for header, _ in tables.values())
+    rows = [[label, *row] for label, (_, lines) in tables.items() for row in lines]
+    page.table(["network", *columns], rows, caption="log Z with a stated error; compare equal conventions only")
+    for label, found in volumes.items():
+        page.paragraph(f"{label}: {'; '.join(found.notes())}", kind="quiet")
+    series = [
+        Series(f"{label}, σ = {sigma:g}", llc.betas, llc.value, error=llc.stderr)
+        for label, found in volumes.items()
+        for sigma, llc in zip(found.sigmas, found.llc, strict=True)
+    ]
+    caption = "Minus the area under a curve over log β, and of the part before its first point, is log Z."
+    page.charts(Chart("free-entropy", "λ over β", "β", "λ(β)", series, caption=caption, x_scale="log"))
+
+
+def _solutions_table(solutions: dict[str, Solutions]) -> tuple[list[str], list[list[object]]]:
+    columns = ["solutions", "n", "solved", "test error %", "balanced %", "epochs"]
     rows: list[list[object]] = []
-    for label, run in runs.items():
-        about = run.config.get("experiment", {})
-        result = run.result()
-        last = result or (run.metrics() or [{}])[-1]
-        rows.append(
-            [
-                label,
-                about.get("name", "–"),
-                about.get("algorithm", "–"),
-                run.config.get("options", {}).get("seed", "–"),
-                Shown(
-                    f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
-                    value=last.get("epoch", 0),
-                    of=about.get("epochs"),
-                ),
-                _percent(last.get("train_error")),
-                _percent(last.get("test_error")),
-                _paper(about.get("paper_error"), about.get("paper_spread")),
-            ]
-        )
+    for label, each in solutions.items():
+        errors, balanced = (100 * np.array(values, float) for values in (each.test_error, each.balanced_test_error))
+        epochs = f"{np.mean(each.epochs):.0f}"
+        solved = share(np.array(each.solved))
+        rows.append([label, len(each), solved, mean_and_spread(errors), mean_and_spread(balanced), epochs])
     return columns, rows
 
 
+def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
+    """Columns and rows of the table of runs: what, how far, errors, and the paper's error where that is fair."""
+    columns = ["run", "preset", "algorithm", "seed", "epochs", "train error %", "test error %", "paper %"]
+    rows = [_committee_row(label, run) if is_committee(run) else _row(label, run) for label, run in runs.items()]
+    return columns, rows
+
+
+def _row(label: str, run: Run) -> list[object]:
+    about = run.config.get("experiment", {})
+    result = run.result()
+    last = result or (run.metrics() or [{}])[-1]
+    fair = RunGroup("", {label: run}).fair()
+    return [
+        label,
+        about.get("name", "–"),
+        about.get("algorithm", "–"),
+        run.config.get("options", {}).get("seed", "–"),
+        Shown(
+            f"{last.get('epoch', 0)}/{about.get('epochs', '?')}" + ("" if result else " (unfinished)"),
+            value=last.get("epoch", 0),
+            of=about.get("epochs"),
+        ),
+        _percent(last.get("train_error")),
+        _percent(last.get("test_error")),
+        _paper(about.get("paper_error"), about.get("paper_spread")) if fair else _paper(None, None),
+    ]
+
+
+def _committee_row(label: str, run: Run) -> list[object]:
+    """A run of committee machines: restarts instead of epochs, errors over all of them."""
+    about, options = run.config.get("experiment", {}), run.config.get("options", {})
+    path = run.path / "solutions.npz"
+    head = [label, about.get("name", "–"), about.get("algorithm", "–"), options.get("seed", "–")]
+    if not path.exists():
+        return [*head, Shown("unfinished", value=None, of=None), _percent(None), _percent(None), _paper(None, None)]
+    solutions = Solutions.load(path)
+    errors = [np.mean(solutions.train_errors) / len(solutions.inputs), np.mean(solutions.test_error)]
+    epochs = Shown(f"{len(solutions)} restarts", value=float(np.mean(solutions.epochs)), of=None)
+    return [*head, epochs, *(_percent(float(error)) for error in errors), _paper(None, None)]
+
+
 def print_summary(found: Findings) -> None:
-    """The same table in the terminal."""
+    """The same in the terminal; what came out is said last."""
+    groups = grouped(found.trainings)
     if found.runs:
         print_table(*summary(found.runs))
+    if any(len(group.runs) > 1 for group in groups):
+        print_table(*table(groups), title="Mean ± standard deviation over seeds")
     for item in found.experiments:
         item.comparison().print(item.heading)
+    for text in (sentence(groups), *(item.finding() for item in found.experiments)):
+        if text:
+            print(text)
 
 
 def record(found: Findings, page: Path) -> dict[str, Any]:
@@ -218,6 +290,7 @@ def record(found: Findings, page: Path) -> dict[str, Any]:
         "experiments": [item.record(page) for item in found.experiments],
         "energies": {label: profile.to_dict() for label, profile in found.energies.items()},
         "entropies": list(found.entropies),
+        "volumes": {label: volume.to_dict() for label, volume in found.volumes.items()},
         "solutions": {label: solutions.summary() for label, solutions in found.solutions.items()},
         "unread": found.unread,
         "report": str(page),
@@ -230,6 +303,7 @@ def _subtitle(found: Findings) -> str:
         (len(found.experiments), "experiment"),
         (len(found.energies), "local-energy profile"),
         (len(found.entropies), "local-entropy result"),
+        (len(found.volumes), "free-entropy result"),
         (len(found.solutions), "set of solutions"),
     ]
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count)
@@ -253,48 +327,6 @@ def _unique(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _learning_curves(runs: dict[str, Run]) -> list[Chart]:
-    """Errors, loss, and where there are replicas their distance and gamma, against passes over the data."""
-    kinds = [
-        ("test_error", "Test error", "test error (%)", 100, "linear"),
-        ("train_error", "Training error", "training error (%)", 100, "linear"),
-        ("train_loss", "Training loss", "loss", 1, "log"),
-        ("distance", "Distance of the replicas from their barycenter", "half the squared distance", 1, "log"),
-        ("gamma", "Strength of the coupling", "γ", 1, "log"),
-        ("lr", "Learning rate", "η", 1, "log"),
-    ]
-    charts = []
-    for key, title, label, scale, axis in kinds:
-        curves = [_learning_curve(name, run, key, scale, axis == "log") for name, run in runs.items()]
-        series = [curve for curve in curves if curve is not None]
-        if series:
-            charts.append(
-                Chart(f"runs-{key.replace('_', '-')}", title, "passes over the data", label, series, y_scale=axis)
-            )
-    return charts
-
-
-def _learning_curve(name: str, run: Run, key: str, scale: float, positive: bool) -> Series | None:
-    """One quantity of a run along its training; None where there is nothing to draw."""
-    rows = [row for row in run.metrics() if isinstance(row.get(key), (int, float))]
-    y = [scale * row[key] if row[key] > 0 or not positive else math.nan for row in rows]
-    if all(map(math.isnan, y)):
-        return None
-    return Series(name, [row.get("passes", row["epoch"]) for row in rows], y)
-
-
-def _energy_chart(energies: dict[str, LocalEnergy]) -> Chart:
-    series = [Series(label, p.sigmas, 100 * p.mean, error=100 * p.stderr) for label, p in energies.items()]
-    return Chart(
-        "local-energy",
-        "Local energy",
-        "perturbation σ",
-        "δE (% of the metric)",
-        series,
-        caption="Mean and standard error over the noise. Compare only profiles measured under the same conventions.",
-    )
-
-
 def _entropy_chart(entropies: dict[str, LocalEntropy]) -> Chart:
     series = []
     for label, curve in entropies.items():
@@ -304,12 +336,12 @@ def _entropy_chart(entropies: dict[str, LocalEntropy]) -> Chart:
         for r in range(len(distance)):
             keep = converged[r].astype(bool)
             name = label if len(distance) == 1 else f"{label} {r}"
-            series.append(Series(name, distance[r][keep], phi[r][keep]))
+            series.append(Series(name, distance[r][keep], 1e3 * phi[r][keep]))
     return Chart(
         "local-entropy",
         "Local entropy",
         "distance d/D",
-        "Φ(w, d)",
+        "Φ(w, d) · 10³",
         series,
         caption="Points that did not converge are left out.",
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 from torch import nn
 
@@ -17,7 +17,7 @@ from wideflat.commands.results import result_file
 from wideflat.entropy import FreeEntropy
 from wideflat.entropy.free_entropy import Interrupted, free_entropy
 from wideflat.files import atomic_write
-from wideflat.training.flatness import augmentation_of_run, images_of_run
+from wideflat.training.flatness import images_of_run, plain_images
 from wideflat.training.runs import Run
 
 __all__ = ["Command"]
@@ -105,14 +105,7 @@ class Command:
             unfinished.unlink(missing_ok=True)
         if self.figure is not None:
             _draw(found, self.figure)
-        if self.json:
-            print(json_module.dumps(found.to_dict(), indent=2))
-        else:
-            print(found)
-            if found.points:
-                print(f"result: {out}")
-            if self.figure is not None:
-                print(f"figure: {self.figure}")
+        self._print(found, out)
         if not found.complete:
             print(f"wideflat: not finished; the same command goes on from {unfinished}", file=sys.stderr)
         for path, other in zip(self.compare, others, strict=True):
@@ -120,6 +113,18 @@ class Command:
             print(text, file=sys.stderr if self.json else sys.stdout)  # what is on standard output stays whole JSON
         good = found.complete and (self.quick or bool(found.converged.all()))
         return code or (0 if good else 1)
+
+    def _print(self, found: FreeEntropy, out: Path) -> None:
+        if self.json:
+            print(json_module.dumps(found.to_dict(), indent=2))
+            return
+        print(found)
+        for line in drawn(found):
+            print(line)
+        if found.points:
+            print(f"result: {out}")
+        if self.figure is not None:
+            print(f"figure: {self.figure}")
 
     def _measure(
         self, model: nn.Module, data: Any, options: dict[str, Any], checkpoint: Path
@@ -154,15 +159,12 @@ class Command:
                 "training data"
             )
         run = Run.open(self.path)
-        images = images_of_run(run, self.data)
-        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
-        plain = augmentation_of_run(run).evaluation()
-        inputs = plain(pixels, images.mean, images.std, torch.default_generator)
+        inputs, targets = plain_images(run, images_of_run(run, self.data))
         subset = min(len(inputs), self.subset or 1000)
         model = run.load_model(
             self.epoch, self.device, build=None if self.build is None else named_function(self.build)
         )
-        return model, (inputs, images.train.targets), {"subset": subset}
+        return model, (inputs, targets), {"subset": subset}
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
@@ -176,6 +178,19 @@ class Command:
         load_weights(model, self.path)
         options = {"subset": self.subset, **(built[2] if len(built) == 3 else {})}
         return model.to(self.device), data, options
+
+
+def drawn(found: FreeEntropy, width: int = 40) -> list[str]:
+    """Lambda over beta in the terminal: a line a temperature; minus the area under it is log Z."""
+    lines = []
+    for point in found.points:
+        longest = max((abs(value) for value in point.llc if math.isfinite(value)), default=0.0) or 1.0
+        lines.append(f"lambda(beta) = beta <V> at sigma = {point.sigma:g}:")
+        for beta, value, error in zip(point.betas, point.llc, point.llc_stderr, strict=True):
+            length = round(width * abs(value) / longest) if math.isfinite(value) else 0
+            bar = ("#" if value >= 0 else "-") * length  # below zero: better weights lie around
+            lines.append(f"{beta:>10.3g} {value:>9.3g} ± {error:<7.1g} {bar}".rstrip())
+    return lines
 
 
 def _unfinished(out: Path) -> Path:

@@ -18,8 +18,9 @@ __all__ = ["Command"]
 class Command:
     """One self-contained HTML page from runs, experiments and measurements.
 
-    Looks through the given folders for run directories, results of `wideflat reproduce`, saved local-energy and
-    local-entropy results and committee solutions. The page works offline and holds everything it shows.
+    Looks through the given folders for run directories, results of `wideflat reproduce`, saved local-energy,
+    local-entropy and free-entropy results and committee solutions. The page works offline and holds everything it
+    shows.
 
     Examples:
       wideflat report runs

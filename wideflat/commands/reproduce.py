@@ -23,6 +23,7 @@ from wideflat.experiments.fig6 import Fig6Options
 from wideflat.experiments.fig7 import Fig7Options
 from wideflat.experiments.options import MaybeFloats, MaybeInt
 from wideflat.experiments.table1 import Table1Options
+from wideflat.experiments.volume import VolumeOptions
 from wideflat.experiments.workers import Workers, slurm_parameters
 
 __all__ = ["AllOptions", "Command"]
@@ -30,7 +31,15 @@ __all__ = ["AllOptions", "Command"]
 
 @dataclass
 class AllOptions(
-    Fig7Options, Fig6Options, Fig1Options, Fig5Options, Fig4Options, Fig3Options, Fig2Options, Table1Options
+    Fig7Options,
+    VolumeOptions,
+    Fig6Options,
+    Fig1Options,
+    Fig5Options,
+    Fig4Options,
+    Fig3Options,
+    Fig2Options,
+    Table1Options,
 ):
     """Every table and figure, one after the other; each takes those of the options that are its own.
 
@@ -58,6 +67,7 @@ Choice = (
     | Annotated[Fig5Options, subcommand("fig5")]
     | Annotated[Fig6Options, subcommand("fig6")]
     | Annotated[Fig7Options, subcommand("fig7")]
+    | Annotated[VolumeOptions, subcommand("volume")]
     | Annotated[AllOptions, subcommand("all")]
 )
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wideflat import committee
 from wideflat.commands import UsageError, usage
 from wideflat.data import dress_coat
+from wideflat.experiments.statistics import mean_and_spread
 from wideflat.interruption import terminated_like_interrupted
 from wideflat.training.runs import Run
 
@@ -84,10 +87,25 @@ def train_committee(
     if json:
         print(json_module.dumps({"run": str(run.path), "solutions": str(result), **summary}))
     else:
-        print(f"{result}: {summary['restarts']} restarts")
-        for key, value in summary.items():
-            print(f"  {key.replace('_', ' '):<28}{'-' if value is None else format(value, '.4g')}")
+        print(f"{result}: {len(solutions)} restarts")
+        for words, value in _in_words(solutions):
+            print(f"  {words:<28}{value}")
     return 0
+
+
+def _in_words(solutions: committee.Solutions) -> list[tuple[str, str]]:
+    """What came out: counts of restarts as counts, errors in percent as everywhere."""
+    n, errors, balanced = len(solutions), np.array(solutions.test_error), np.array(solutions.balanced_test_error)
+    rule = sum(solutions.reached)
+    clean = sum(count == 0 for count in solutions.errors_before)
+    return [
+        ("ended by their rule", f"{rule} of {n}"),
+        ("solved", f"{clean} of {n}"),
+        ("solved with polish", f"{sum(solutions.solved)} of {n}"),
+        ("epochs", f"{np.mean(solutions.epochs):.0f} ({min(solutions.epochs)} to {max(solutions.epochs)})"),
+        ("test error %", mean_and_spread(100 * errors)),
+        ("balanced test error %", mean_and_spread(100 * balanced)),
+    ]
 
 
 def _drawn(draw: str, patterns: int) -> dict[str, int]:

@@ -90,6 +90,7 @@ def _optimizer(setting: Setting, replicas: Replicas, seed: int) -> torch.optim.O
         inner_steps=setting.inner_steps,
         epsilon=setting.epsilon,
         alpha=setting.alpha,
+        momentum=0.0,
         seed=seed,
     )
 

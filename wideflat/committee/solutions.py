@@ -16,12 +16,13 @@ from torch import Tensor
 from wideflat.committee import archive
 from wideflat.committee.machine import CommitteeMachine
 from wideflat.committee.settings import Setting
+from wideflat.notebook import Result, new_axes
 
 __all__ = ["Solutions"]
 
 
-@dataclass
-class Solutions:
+@dataclass(repr=False)
+class Solutions(Result):
     """What training left: the weights of every restart, with an honest record of how each ended.
 
     Attributes:
@@ -107,6 +108,32 @@ class Solutions:
                 "balanced_test_error": float(balanced.mean()),
                 "balanced_test_error_spread": float(balanced.std(ddof=1)) if len(test) > 1 else math.nan,
             }
+
+    def __str__(self) -> str:
+        """One line, and what the restarts have in common."""
+        summary, n = self.summary(), len(self)
+        spread = summary["test_error_spread"]
+        error = f"{100 * summary['test_error']:.2f}" + (f" ± {100 * spread:.2f}" if spread == spread else "")
+        return (
+            f"{n} solution{'s' if n > 1 else ''} of {self.name}: {sum(self.solved)} of {n} without training errors, "
+            f"test error {error} %, {summary['epochs']:.0f} epochs; weights {tuple(self.weights.shape)}"
+        )
+
+    def _columns(self) -> dict[str, list[Any]]:
+        """One row a restart."""
+        return {name.rstrip("s") if name == "seeds" else name: list(getattr(self, name)) for name in _RECORD}
+
+    def _remarks(self) -> list[str]:
+        return [str(self)]
+
+    def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
+        """Draw the test errors of the restarts against their epochs; returns the axes of matplotlib."""
+        ax = new_axes() if ax is None else ax
+        ax.plot(self.epochs, 100 * np.array(self.test_error), "o", label=label or self.name, **style)
+        ax.set_xlabel("epochs")
+        ax.set_ylabel("test error (%)")
+        ax.legend()
+        return ax
 
     def subset(self, restarts: Sequence[int]) -> Solutions:
         """The solutions of some restarts, by position."""

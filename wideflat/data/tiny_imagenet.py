@@ -155,9 +155,7 @@ class TinyImageNet:
                 for folder, _, files in os.walk(place)
                 for name in files
             )
-            return _Source(
-                place, names, lambda name: (place / name).read_bytes(), lambda name: (place / name).stat().st_size
-            )
+            return _Source(place, names, self._read_below(place), lambda name: (place / name).stat().st_size)
         try:
             archive = zipfile.ZipFile(place)
         except (zipfile.BadZipFile, OSError) as error:
@@ -178,6 +176,21 @@ class TinyImageNet:
                 raise self._damaged(f"{name} in {place}", "a whole member of the zip file", error) from error
 
         return _Source(place, frozenset(members), read, lambda name: members[name].file_size)
+
+    def _read_below(self, place: Path) -> Callable[[str], bytes]:
+        """What reads a file of a folder: regular ones, no larger than those of the data set."""
+
+        def read(name: str) -> bytes:
+            path = place / name
+            if not path.is_file():  # a device has no end
+                raise self._damaged(str(path), "a file", "something else")
+            with open(path, "rb") as file:
+                content = file.read(_MEMBER + 1)
+            if len(content) > _MEMBER:
+                raise self._damaged(str(path), f"at most {_MEMBER} bytes", path.stat().st_size)
+            return content
+
+        return read
 
     def _listing(self, source: _Source) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
         """Names of the classes, and (file, target) of every image of each part."""

@@ -54,13 +54,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wideflat.distributed.group import Block, square_distance
+from wideflat.distributed.lighthouse import start_lighthouse, wait_for_lighthouse
 from wideflat.distributed.mesh import FlatBuckets, local
 from wideflat.kernels.flat_blocks import cache_blocks
 
 try:
     from torchft.checkpointing._serialization import _streaming_load
     from torchft.checkpointing.http_transport import HTTPTransport
-    from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
 except ModuleNotFoundError as missing:
@@ -82,30 +82,7 @@ COUPLE, GATHER = 0, 1
 
 
 class OutOfStep(RuntimeError):
-    """A replica has come back at a moment at which it cannot join the others; started again, it can."""
-
-
-def start_lighthouse(
-    bind: str = "0.0.0.0:29510", heartbeat_timeout: float = 2.0, join_timeout: float = 30.0
-) -> LighthouseServer:
-    """Start the lighthouse, which knows who is alive, in this process; the same as the command ``torchft_lighthouse``.
-
-    Args:
-        bind: Address and port; port 0 takes a free one.
-        heartbeat_timeout: Seconds of silence after which a replica counts as dead.
-        join_timeout: Seconds that replicas wait for one that is alive but does not come to a meeting. It must be
-            longer than the slowest replica is behind the fastest one.
-
-    Returns:
-        A server with ``address()`` and ``shutdown()``.
-    """
-    return LighthouseServer(
-        bind=bind,
-        min_replicas=1,
-        join_timeout_ms=int(1000 * join_timeout),
-        quorum_tick_ms=20,
-        heartbeat_timeout_ms=int(1000 * heartbeat_timeout),
-    )
+    """A replica has come back while the others were being set up; after `ElasticReplicas.forget` it can join them."""
 
 
 class _Transport(HTTPTransport):
@@ -178,8 +155,7 @@ class ElasticReplicas:
             )
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.index, self.num_replicas = index, num_replicas
-        self.start_from, self.start_timeout, self.patience = start_from, start_timeout, patience
-        self.say = say
+        self.start_from, self.start_timeout, self.patience, self.say = start_from, start_timeout, patience, say
         self.alive: list[int] = []
         self.waits: list[float] = []
         self._state_dict, self._load_state_dict = state_dict, load_state_dict
@@ -200,6 +176,7 @@ class ElasticReplicas:
             where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         for name in ("torchft.manager", "torchft_errors", "torchft.checkpointing.http_transport"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they print tracebacks of what is handled here
+        wait_for_lighthouse(lighthouse, patience)
         self._manager = Manager(
             pg=(ProcessGroupNCCL if self._device.type == "cuda" else ProcessGroupGloo)(timeout=limit),
             load_state_dict=self._take_over,
@@ -228,10 +205,8 @@ class ElasticReplicas:
         """Meet the other replicas for the first time.
 
         At the beginning of a training all replicas wait here for each other, ``start_timeout`` seconds at most. One
-        that comes later, or again, takes over the state of the others.
-
-        Returns:
-            Whether the others were training already, so that weights and counters are theirs now.
+        that comes later, or again, takes over the state of the others. Returns whether they were training already, so
+        that weights and counters are theirs now.
         """
         deadline = time.monotonic() + self.start_timeout
         failures = _Failures(self.patience)
@@ -250,6 +225,12 @@ class ElasticReplicas:
     ) -> None:
         """Say what a replica that comes back is told, and what it does with it; as the arguments of the class."""
         self._state_dict, self._load_state_dict = state_dict, load_state_dict
+
+    def forget(self) -> None:
+        """Be as one that has never met the others, so that the next `join` takes over from them."""
+        self._joined = self._takes_barycenter = self._healed = False
+        self._given = None
+        self._manager.load_state_dict({"step": 0, "batches_committed": 0})
 
     def leave(self) -> None:
         """Go without troubling the others: at the end of the training."""
@@ -303,16 +284,14 @@ class ElasticReplicas:
             raise RuntimeError(f"could not connect to the other replicas: {error.original_exception}")
 
     def _sum(self, tensors: list[Tensor]) -> None:
-        works = [self._manager.allreduce(tensor, reduce_op=dist.ReduceOp.SUM) for tensor in tensors]
-        for work in works:
+        for work in [self._manager.allreduce(tensor, reduce_op=dist.ReduceOp.SUM) for tensor in tensors]:
             work.wait()
 
     def _attempt(self, kind: int, value: float | None, waits_until: float | None = None) -> Tensor | None:
         """Sum weights and numbers over those who are there; None if that failed, or if it is too early.
 
-        All do the same, whether they train or only join, so that they can meet. The numbers are: how many weights were
-        added; how many came for each kind of meeting; how many train already or have waited long enough for the
-        others; who is there; and one value of each.
+        All do the same, whether they train or only join. The numbers are: how many weights were added; how many came
+        for each kind of meeting; how many train already or have waited long enough; who is there; one value of each.
         """
         y = self.num_replicas
         weight = 0.0 if self._takes_barycenter else 1.0
@@ -329,13 +308,12 @@ class ElasticReplicas:
             return None  # the beginning: all who are here wait for the others
         if not self._manager.should_commit():
             return None
-        count = head[0].item()
-        if not count > 0:
+        if not (count := head[0].item()) > 0:
             raise RuntimeError("no replica in this meeting has weights: all have just come back")
-        if head[1 + COUPLE].item() > 0 and head[1 + GATHER].item() > 0:
-            raise OutOfStep(
-                "this replica came back while the others were being set up and is out of step with them: start it again"
-            )
+        if head[1 + COUPLE].item() > 0 and head[1 + GATHER].item() > 0:  # those who are set up give way
+            if kind == COUPLE:
+                return None
+            raise OutOfStep("others were training already while this replica was being set up")
         for flat in self._buckets.flat:
             flat.div_(count)
         self._notice(present.nonzero().flatten().tolist())
@@ -357,7 +335,7 @@ class ElasticReplicas:
     def _notice(self, alive: list[int]) -> None:
         """Say who has left and who has come."""
         before, self.alive = self.alive, alive
-        if before and before != alive:
+        if before:
             for a in sorted(set(before) - set(alive)):
                 self.say(f"replica {a} has gone; {len(alive)} of {self.num_replicas} are alive")
             for a in sorted(set(alive) - set(before)):

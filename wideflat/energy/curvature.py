@@ -19,8 +19,7 @@ import json
 import math
 import operator
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,19 +27,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wideflat.distributed.whole import whole_network
-from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.hessian import Hessian
+from wideflat.energy.lanczos import lanczos
 from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
 from wideflat.energy.request import whole_passes
 from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.files import atomic_write
 from wideflat.progress import Progress
+from wideflat.seeds import as_seed
 
-__all__ = ["Curvature", "Hessian", "curvature"]
+__all__ = ["Curvature", "curvature"]
 
 
 @dataclass
@@ -94,7 +94,8 @@ class Curvature:
 
     def __str__(self) -> str:
         values = ", ".join(f"{value:.4g}" for value in self.eigenvalues)
-        return f"eigenvalues {values}\ntrace {self.trace:.4g} +- {self.trace_stderr:.2g}\nloss {self.baseline:.4g}"
+        lines = [f"eigenvalues {values}", f"trace {self.trace:.4g} +- {self.trace_stderr:.2g}"]
+        return "\n".join([*lines, f"loss {self.baseline:.4g}", *self.conventions.get("notes", [])])
 
 
 def curvature(
@@ -163,7 +164,7 @@ def curvature(
     hessian = Hessian(evaluation, blocks, names)
     scales = Scales(model, names, scale)
     a = scales.flat()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(as_seed(seed))
 
     def product(v: Tensor) -> Tensor:  # (D, k) -> (D, k)
         return a[:, None] * hessian(a[:, None] * v)
@@ -192,63 +193,9 @@ def curvature(
             architecture=architecture(model),
             examples=hessian.examples,
             seed=seed,
+            notes=hessian.notes,
         ),
     )
-
-
-def lanczos(
-    product: Callable[[Tensor], Tensor],
-    like: Tensor,
-    top: int,
-    tolerance: float,
-    max_iterations: int,
-    generator: torch.Generator,
-    bar: Progress,
-) -> tuple[np.ndarray, np.ndarray, list[Tensor]]:
-    """The ``top`` largest eigenvalues of a symmetric operator, with residuals and vectors (Lanczos, reorthogonalised).
-
-    Args:
-        product: Multiplies a matrix of columns by the operator.
-        like: A vector of the right size, type and device.
-        top: How many eigenvalues.
-        tolerance: Residual relative to the eigenvalue of largest size at which the iteration ends.
-        max_iterations: Most products.
-        generator: Of the start vector.
-        bar: Progress.
-    """
-    size = like.numel()
-    top = min(top, size)
-    if top == 0:
-        return np.zeros(0), np.zeros(0), []
-    q = torch.randn(size, generator=generator).to(like)
-    basis = [q / q.norm()]
-    alpha: list[float] = []
-    beta: list[float] = []
-    while True:
-        v = product(basis[-1][:, None])[:, 0]
-        alpha.append(float(basis[-1] @ v))
-        for _ in range(2):  # twice is enough
-            for u in basis:
-                v = v - (u @ v) * u
-        beta.append(float(v.norm()))
-        matrix = np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1)
-        values, vectors = np.linalg.eigh(matrix)
-        bound = beta[-1] * np.abs(vectors[-1])
-        order = np.argsort(-values)[:top]
-        largest = max(np.abs(values).max(), 1e-30)
-        bar.advance(largest=float(values.max()))
-        done = len(order) == top and bool((bound[order] <= tolerance * largest).all())
-        exhausted = len(basis) == size or beta[-1] <= 1e-7 * largest
-        if done or exhausted or len(basis) == max_iterations:
-            if not (done or exhausted):
-                warnings.warn(
-                    f"{max_iterations} iterations left a relative residual of {bound[order].max() / largest:.1g} "
-                    f"(tolerance {tolerance:g}); raise max_iterations or ask for fewer eigenvalues",
-                    stacklevel=3,
-                )
-            found = [sum((float(c) * u for c, u in zip(vectors[:, k], basis, strict=True)), 0 * q) for k in order]
-            return values[order], bound[order], found
-        basis.append(v / beta[-1])
 
 
 def hutchinson(
@@ -275,80 +222,3 @@ def hutchinson(
     if exact:
         return float(np.sum(values)), 0.0
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.inf
-
-
-# ------------------------------------------------------------------------------------- products with the Hessian
-
-
-class Hessian:
-    """Products with the Hessian by double backward, batch by batch; several vectors share one forward pass.
-
-    Attention is evaluated by torch's ``SDPBackend.MATH``: the faster kernels give the same and have no second
-    derivative.
-
-    Args:
-        evaluation: The network, inside ``evaluation.prepared()``.
-        blocks: The data.
-        names: Which parameters, in the order of the entries of a vector.
-
-    Attributes:
-        examples: How many examples the mean loss is over; known after :meth:`loss`.
-    """
-
-    def __init__(self, evaluation: Evaluation, blocks: Blocks, names: Sequence[str]) -> None:
-        self.evaluation, self.blocks, self.names = evaluation, blocks, names
-        self.examples = 0
-
-    def _batches(self) -> Iterator[tuple[Any, int]]:
-        for block in self.blocks.visit(0):
-            yield self.evaluation.load(block.batch), block.size
-
-    def loss(self) -> float:
-        """The mean loss over the data."""
-        total = 0.0
-        self.examples = 0
-        for batch, size in self._batches():
-            value, counted = self.evaluation.mean(batch, size)
-            total += float(value) * counted
-            self.examples += counted
-        return total / self.examples
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """The product of the Hessian with the columns of ``v``."""
-        out = torch.zeros_like(v)
-        for batch, size in self._batches():
-            with self.evaluation.differentiable(self.names) as named, sdpa_kernel(SDPBackend.MATH):
-                value, counted = self.evaluation.mean(batch, size)
-                if not value.requires_grad:
-                    raise ValueError(
-                        f"metric {self.evaluation.metric_name} has no gradient: it must be a differentiable function "
-                        "of the outputs, and these of the chosen parameters"
-                    )
-                self._add_products(out, value * (counted / self.examples), list(named.values()), v)
-        return out
-
-    @staticmethod
-    def _add_products(out: Tensor, value: Tensor, parameters: Sequence[nn.Parameter], v: Tensor) -> None:
-        """Add the products of the Hessian of ``value`` with the columns of ``v`` to those of ``out``."""
-        gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-        used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
-        if not used:
-            return
-        for k in range(v.shape[1]):
-            directions = _split(v[:, k], parameters)
-            second = torch.autograd.grad(
-                [gradients[i] for i in used],
-                parameters,
-                grad_outputs=[directions[i] for i in used],
-                retain_graph=k + 1 < v.shape[1],
-                allow_unused=True,
-            )
-            flat = [
-                (torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, second, strict=True)
-            ]
-            out[:, k] += torch.cat(flat).detach()
-
-
-def _split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

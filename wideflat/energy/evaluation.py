@@ -20,15 +20,19 @@ from wideflat.checks import network
 from wideflat.energy.blocks import to_device
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.labelled import LabelAlignment, has_labels
-from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric
+from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric, NormalizedLossMetric
 from wideflat.interruption import undisturbed
 
 __all__ = ["Evaluation", "Forward", "Metric"]
 
-Metric: TypeAlias = Literal["error", "loss"] | Callable[[Any, Any], Tensor]
+Metric: TypeAlias = Literal["error", "loss", "normalized loss"] | Callable[[Any, Any], Tensor]
 Forward: TypeAlias = Callable[[nn.Module, Any], tuple[Any, Any]]
 
-_METRICS: dict[str, type[NamedMetric]] = {"error": ErrorMetric, "loss": LossMetric}
+_METRICS: dict[str, type[NamedMetric]] = {
+    "error": ErrorMetric,
+    "loss": LossMetric,
+    "normalized loss": NormalizedLossMetric,
+}
 
 
 class Evaluation:
@@ -54,7 +58,10 @@ class Evaluation:
         warn_off_center(model, stacklevel=3)
         self.module = model  # what is evaluated: the model, or a folded copy
         if not callable(metric) and (not isinstance(metric, str) or metric not in _METRICS):
-            raise ValueError(f'metric must be "error", "loss" or a function of outputs and targets; got {metric!r}')
+            raise ValueError(
+                'metric must be "error", "loss", "normalized loss" or a function of outputs and targets; '
+                f"got {metric!r}"
+            )
         if forward is not None and not callable(forward):
             raise TypeError(f"forward must be a function of the model and a batch, got {type(forward).__name__}")
         self.metric: Callable[[Any, Any], Any] = metric if callable(metric) else _METRICS[metric]()
@@ -246,7 +253,11 @@ class Evaluation:
 
     def mean(self, batch: Any, size: int) -> tuple[Tensor, int]:
         """The mean of the metric over a batch, with its graph, and the number of examples that count."""
-        return self._value(*self.outputs(batch), size).mean(), self.counted
+        return self.mean_of(*self.outputs(batch), size)
+
+    def mean_of(self, outputs: Any, targets: Any, size: int) -> tuple[Tensor, int]:
+        """As :meth:`mean`, from outputs and targets."""
+        return self._value(outputs, targets, size).mean(), self.counted
 
     def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
         value = self.metric(outputs, targets)

@@ -13,6 +13,8 @@ and values that are looked at, never by shapes that happen to agree:
     (B, T, C)        labels (B, T)                   as (B, C), at every position     as (B, C), at every position
     (B, C, ...)      labels (B, ...)                 the same                         the same
 
+``"normalized loss"`` is the loss with the logits of every position divided by their standard deviation over classes.
+
 Outputs (B, C) that are probabilities (no softmax is missing: rows in [0, 1] that sum to 1) have the loss -log p.
 
 Where T = C both of the last two rows fit; :mod:`wideflat.energy.labels` has the rule for that (a sequence).
@@ -33,7 +35,15 @@ from torch import Tensor
 
 from wideflat.energy.labels import IGNORED, Labels, class_axis, distribution_axis, sums_to_one
 
-__all__ = ["ErrorMetric", "LossMetric", "NamedMetric", "error_metric", "loss_metric", "scores"]
+__all__ = [
+    "ErrorMetric",
+    "LossMetric",
+    "NamedMetric",
+    "NormalizedLossMetric",
+    "error_metric",
+    "loss_metric",
+    "scores",
+]
 
 _REGRESSION = "for regression give metric=lambda outputs, targets: {}.square()"
 _SEVERAL_LABELS = (
@@ -267,6 +277,37 @@ class LossMetric(NamedMetric):
                 'targets, reduction="none") for logits'
             )
         return found or bool(self._probabilities)
+
+
+class NormalizedLossMetric(LossMetric):
+    """Cross-entropy of normalised logits, f / sqrt(mean over classes of (f - mean f)^2): blind for the size of f.
+
+    A network of which the last layer is multiplied by a number has the same answers and another loss; this one is the
+    same for both. It is the logit normalisation of measures of sharpness.
+
+    Example:
+        >>> loss, y = NormalizedLossMetric(), torch.tensor([0])
+        >>> a, b = (loss(c * torch.tensor([[2.0, 0.0]]), y).item() for c in (1.0, 9.0))  # both the loss of (2, 0)
+        >>> round(a, 6) == round(b, 6) == round(loss_metric(torch.tensor([[2.0, 0.0]]), y).item(), 6)
+        True
+    """
+
+    name = "normalized loss"
+
+    def _one_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        raise ValueError(
+            f'metric="{self.name}" needs the logits of several classes, and there is one output an example'
+        )
+
+    def _classes(self, outputs: Tensor, known: Labels) -> Tensor:
+        if sums_to_one(outputs.detach(), known.axis):
+            raise ValueError(f'metric="{self.name}" needs logits, and these outputs are probabilities')
+        outputs = _at_least_single(outputs)
+        deviation = (outputs - outputs.mean(known.axis, keepdim=True)).square().mean(known.axis, keepdim=True)
+        size = deviation.clamp_min(torch.finfo(outputs.dtype).tiny).sqrt()
+        value = super()._classes(outputs / size, known)
+        self.meaning = f"{self.meaning}, logits normalised"
+        return value
 
 
 # ---------------------------------------------------------------------------------------------- what outputs are

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from wideflat import interruption
@@ -18,8 +19,12 @@ from wideflat.energy.certificate import certified_accuracy
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
 from wideflat.files import atomic_write
+from wideflat.notebook import Result, new_axes
 
 __all__ = ["Difference", "Interrupted", "LocalEnergy", "architecture", "check_sigmas", "conventions"]
+
+#: A training error above which the flatness of a network says little.
+MUCH = 0.25
 
 
 def conventions(
@@ -49,6 +54,8 @@ def conventions(
         augmented: Whether the inputs were augmented.
         **more: What else there is to know: the kind of noise, the seed, notes.
     """
+    if not more.get("notes", True):
+        del more["notes"]  # nothing to say
     return {
         "measure": measure,
         "metric": metric,
@@ -70,7 +77,10 @@ def architecture(model: nn.Module) -> str:
 
 def check_sigmas(sigmas: Any) -> np.ndarray:
     """The strengths of the noise as an array, if that is what they are."""
-    return np.array(numbers_of("sigmas", sigmas, 0))
+    values = numbers_of("sigmas", sigmas, 0)
+    if getattr(sigmas, "dtype", None) in (torch.float32, np.dtype("float32")):  # 0.3 is meant, not 0.30000001
+        values = [float(str(np.float32(value))) for value in values]
+    return np.array(values)
 
 
 class Interrupted(interruption.Interrupted):
@@ -96,8 +106,8 @@ class Difference:
             return np.where(self.mean == 0, 0.0, self.mean / self.stderr)
 
 
-@dataclass
-class LocalEnergy:
+@dataclass(repr=False)
+class LocalEnergy(Result):
     """A profile dE(w, sigma) with its error bars and with the conventions under which it was measured.
 
     Attributes:
@@ -287,10 +297,7 @@ class LocalEnergy:
         Returns:
             The axes.
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         bars = self.spread if spread else self.stderr
         ax.errorbar(self.sigmas, self.mean, yerr=bars, label=label, **{"capsize": 2, "marker": ".", **style})
         ax.set_xlabel(r"$\sigma$")
@@ -357,13 +364,28 @@ class LocalEnergy:
         ]
         return "; ".join(part for part in parts if part)
 
+    def _columns(self) -> dict[str, list[Any]]:
+        names = ("sigmas", "mean", "stderr", "passes")
+        return {name.removesuffix("s") if name == "sigmas" else name: getattr(self, name).tolist() for name in names}
+
+    def _remarks(self) -> list[str]:
+        return [f"E(w) = {self.baseline:.5g}{'' if self.complete else ' (not complete)'}", self.about(), self._doubt()]
+
+    def _doubt(self) -> str:
+        """What to think of the flatness of a network that has hardly learned; empty otherwise."""
+        if self.conventions.get("metric", "error") != "error" or self.baseline <= MUCH:
+            return ""
+        return (
+            f"E(w) is {100 * self.baseline:.0f} %: flatness says something about generalisation where the training "
+            "error is small (App. B.2)"
+        )
+
     def __str__(self) -> str:
         lines = [f"{'sigma':>8} {'dE':>11} {'stderr':>10} {'passes':>8}"]
         rows = zip(self.sigmas, self.mean, self.stderr, self.passes, strict=True)
         lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:8.3g}" for s, m, e, p in rows]
         lines.append(f"E(w) = {self.baseline:.5f}" + ("" if self.complete else "   (not complete)"))
-        if self.about():
-            lines.append(self.about())
+        lines += [line for line in (self.about(), self._doubt()) if line]
         return "\n".join(lines)
 
 

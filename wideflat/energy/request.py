@@ -26,6 +26,7 @@ from wideflat.energy.ranks import gathered
 from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import unwritten
+from wideflat.seeds import as_seed
 
 __all__ = ["BatchNorm", "Noise", "Plan", "Request", "plan", "whole_passes"]
 
@@ -35,6 +36,9 @@ BatchNorm: TypeAlias = Literal["eval", "recalibrate", "batch"]
 #: Passes where neither ``max_passes`` nor ``target_stderr`` says how many: the fewest whose error bar is free of the
 #: variance between data, and the paper's 64 realisations (Sec. B.3) where the spread over perturbations is the result.
 DEFAULT_PASSES = {"batch": 2, "example": 2, "pass": 64}
+#: Small data are gone through until so many examples have been evaluated at a sigma (64 passes at most): the second
+#: that this takes makes a number of what two passes leave as noise.
+EVALUATIONS = 20_000
 #: Passes after which a target that was not reached is given up.
 MOST_PASSES = 1000
 #: More are never meant.
@@ -72,7 +76,7 @@ class Request:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self.model = self.model.module
         self.sigmas = check_sigmas(self.sigmas)
-        self.seed = int(self.seed)
+        self.seed = as_seed(self.seed)
         if self.noise != "auto" and self.noise not in DEFAULT_PASSES:
             raise ValueError(f'noise must be "auto", "batch", "example" or "pass", got {self.noise!r}')
         if self.batch_norm not in ("eval", "recalibrate", "batch"):
@@ -311,6 +315,8 @@ def whole_passes(evaluation: Evaluation, data: Any, batch_size: int | None, seed
 def _passes(request: Request, noise: str, blocks: Blocks) -> float:
     """Most passes over the data, if that many can be made."""
     default = MOST_PASSES if request.target_stderr is not None else DEFAULT_PASSES[noise]
+    if request.target_stderr is None and blocks.examples and not blocks.one_pass:
+        default = max(default, min(DEFAULT_PASSES["pass"], math.ceil(EVALUATIONS / blocks.examples)))
     if request.target_stderr is None and noise == "batch" and blocks.count == 1:
         default = DEFAULT_PASSES["pass"]  # one z for one batch of all data is one z for a pass
     passes = request.max_passes or default

@@ -30,8 +30,8 @@ def quantized(weight: Tensor, bits: int, per: str = "tensor") -> Tensor:
     """
     if per not in ("tensor", "channel"):
         raise ValueError(f'per must be "tensor" or "channel", got {per!r}')
-    if bits != int(bits) or bits < 2:
-        raise ValueError(f"bits must be whole numbers >= 2, got {bits!r}")
+    if bits != int(bits) or not 2 <= bits <= 64:
+        raise ValueError(f"bits must be whole numbers >= 2, and at most 64, got {bits!r}")
     if weight.numel() == 0:
         return weight
     whole = per == "tensor" or weight.dim() < 2

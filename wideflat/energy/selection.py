@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from wideflat.checks import shown
+from wideflat.checks import network, shown
 
-__all__ = ["NothingSelected", "Selection", "select_parameters"]
+__all__ = ["NothingSelected", "Selection", "layers_of", "select_parameters"]
 
 #: Which parameters are perturbed: a word, a regular expression for the whole name, several of them, or a predicate.
 Selection: TypeAlias = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -92,6 +92,30 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
         )
     _refuse_shared_memory(parameters, set(chosen))
     return chosen, words
+
+
+def layers_of(model: nn.Module, layers: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """The names of the parameters of each layer; layers whose parameters are all tied to those of another are left out.
+
+    Args:
+        model: The network.
+        layers: Names of modules; by default all that have parameters of their own.
+
+    Example:
+        >>> layers_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False)))
+        {'0': ['0.weight', '0.bias'], '2': ['2.weight']}
+    """
+    modules = dict(network(model).named_modules())
+    own = [prefix for prefix, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
+    wanted = own if layers is None else list(layers)
+    if unknown := [layer for layer in wanted if layer not in modules]:
+        raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")
+    names = [name for name, _ in model.named_parameters()]
+    found = {
+        layer: [name for name in names if (name.startswith(layer + ".") if layer else "." not in name)]
+        for layer in wanted
+    }
+    return {layer: inside for layer, inside in found.items() if inside}
 
 
 def _refuse_shared_memory(parameters: dict[str, nn.Parameter], chosen: set[str]) -> None:

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, shown
 from wideflat.distributed.whole import whole_network
+from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.ranks import rank
+from wideflat.energy.remembered import remembered
 from wideflat.energy.scales import NothingMoves
-from wideflat.energy.selection import NothingSelected
+from wideflat.energy.selection import layers_of
 from wideflat.files import atomic_write
 
 __all__ = ["LocalEnergyTrace", "layer_profiles"]
@@ -35,7 +37,8 @@ def layer_profiles(
 
     Args:
         model: The network.
-        data: See :func:`local_energy`.
+        data: See :func:`local_energy`. Batches of a loader are kept in memory (up to a gigabyte of them) and read once
+            for all layers.
         sigmas: Strengths of the noise.
         layers: Names of modules; by default all that have parameters of their own.
         **options: Passed on to :func:`local_energy`.
@@ -54,31 +57,27 @@ def layer_profiles(
     if "parameters" in options:
         raise ValueError("layer_profiles chooses the parameters itself: give layers= instead of parameters=")
     model = whole_network(network(model))
-    own = {prefix for prefix, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
-    wanted = [prefix for prefix, _ in model.named_modules() if prefix in own] if layers is None else list(layers)
-    if unknown := [layer for layer in wanted if layer not in dict(model.named_modules())]:
-        raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")
+    if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor))):
+        raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
     profiles: dict[str, LocalEnergy] = {}
     unmoved: list[tuple[str, NothingMoves]] = []
-    for layer in wanted:
+    evaluation = Evaluation(model, "loss", "eval", None)
+    data = remembered(data, evaluation, int(options.get("seed", 0)))
+    for layer, names in layers_of(model, layers).items():
 
-        def inside(name: str, _: nn.Parameter, layer: str = layer) -> bool:
-            if layer == "":
-                return "." not in name
-            return name.startswith(layer + ".")
+        def inside(name: str, _: nn.Parameter, names: list[str] = names) -> bool:
+            return name in names
 
         inside.__qualname__ = f"layer {layer}"
         try:
             profiles[layer] = local_energy(model, data, sigmas, parameters=inside, **options)
-        except NothingSelected:  # all its parameters are tied to those of another layer
-            continue
         except NothingMoves as reason:
             unmoved.append((layer, reason))
     if unmoved and not profiles:
         raise unmoved[0][1]
     if unmoved:
-        names = ", ".join(layer for layer, _ in unmoved)
-        warnings.warn(f"no profile of {names}: {unmoved[0][1]}", stacklevel=2)
+        left_out = ", ".join(layer for layer, _ in unmoved)
+        warnings.warn(f"no profile of {left_out}: {unmoved[0][1]}", stacklevel=2)
     return profiles
 
 

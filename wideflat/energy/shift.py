@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import network, numbers_of
 from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
@@ -47,6 +47,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise, unwritten
 from wideflat.files import atomic_write
+from wideflat.notebook import Result, new_axes
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -56,14 +57,14 @@ __all__ = ["ShiftProfile", "shift_profile"]
 DRAWS = 4000
 
 
-@dataclass
-class ShiftProfile:
+@dataclass(repr=False)
+class ShiftProfile(Result):
     """What a change of the weights does, with error bars over data.
 
     Attributes:
         positions: t, bits or shares, shape (P,).
         mean: E there less E(w), shape (P,).
-        stderr: Standard error of each mean over data.
+        stderr: Standard error of each mean over data; of n errors never below 1/n, as nothing that was seen is certain.
         baseline: E(w).
         baseline_stderr: Its standard error over data.
         lengths: |w' - w| at each position.
@@ -99,34 +100,40 @@ class ShiftProfile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
+            file.write("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers; what is not finite is a word."""
         content = asdict(self)
         for name in self._ARRAYS:
             content[name] = [repr(value) if not math.isfinite(value) else value for value in content[name].tolist()]
-        with atomic_write(path) as file:
-            json.dump({"format": 1, **content}, file, indent=1, allow_nan=False)
-            file.write("\n")
+        return {"format": 1, **content}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> ShiftProfile:
+        """The inverse of :meth:`to_dict`."""
+        content = dict(content)
+        if content.pop("format") != 1:
+            raise ValueError("expected format 1")
+        for name in cls._ARRAYS:
+            content[name] = np.array([float(value) for value in content[name]])
+        if content["barrier_interval"] is not None:
+            content["barrier_interval"] = tuple(content["barrier_interval"])
+        return cls(**content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ShiftProfile:
         """Read what :meth:`save` wrote."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != 1:
-                raise ValueError("expected format 1")
-            for name in cls._ARRAYS:
-                content[name] = np.array([float(value) for value in content[name]])
-            if content["barrier_interval"] is not None:
-                content["barrier_interval"] = tuple(content["barrier_interval"])
-            return cls(**content)
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a whole shift profile: {error}") from None
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the change and, dashed, noise of equal length; returns the axes of matplotlib."""
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         bars = ax.errorbar(
             self.positions, self.mean, yerr=self.stderr, label=label, **{"capsize": 2, "marker": ".", **style}
         )
@@ -150,6 +157,12 @@ class ShiftProfile:
             f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
         ]
         return "; ".join(part for part in parts if part)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        return {name: getattr(self, name).tolist() for name in self._ARRAYS}
+
+    def _remarks(self) -> list[str]:
+        return [f"E(w) = {self.baseline:.5g}", self.about() if self.conventions else ""]
 
     def __str__(self) -> str:
         head = {"other": "t", "quantize": "bits", "prune": "share"}[self.kind]
@@ -249,7 +262,8 @@ def shift_profile(
             raise ValueError(f"align is for other weights, not for {kind}=")
         given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
-    with unwritten(model), evaluation.prepared(), change, Progress("shift profile", len(ways) + 1, progress) as bar:
+    shown = Progress("shift profile", len(ways) + 1, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, shown as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
         stops = [_stop(evaluation, change, way, batches) for way in ways]
         found = sample(evaluation, blocks, stops, bar)
@@ -261,17 +275,21 @@ def shift_profile(
     if noise:
         beside = local_energy(
             model, data, sigmas, metric=metric, batch_norm=batch_norm, parameters=names, scale=scale, seed=seed,
-            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward,
+            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward, calibration=calibration,
         )  # fmt: skip
         measured = beside.mean, beside.stderr
     barrier, ends = _barrier(found, places, seed) if kind == "other" else (None, None)
+    examples = round(float(found.weights.sum()))
+    stderr = paired.stderr
+    if evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
+        stderr = np.where(lengths > 0, np.hypot(stderr, 1 / examples), stderr)
     return ShiftProfile(
-        places, paired.mean, paired.stderr, float(found.mean[0]), float(found.stderr[0]), lengths, scaled, sigmas,
+        places, paired.mean, stderr, float(found.mean[0]), float(found.stderr[0]), lengths, scaled, sigmas,
         *measured, barrier, ends, kind,
         conventions(
             "shift profile", metric=evaluation.metric_name, meaning=evaluation.meaning,
             batch_norm=batch_norm if evaluation.norms else None, parameters=words, perturbed=scales.size,
-            architecture=architecture(model), examples=round(float(found.weights.sum())), scale=scales.name,
+            architecture=architecture(model), examples=examples, scale=scales.name,
             unmoved=scales.unmoved, per=per if kind == "quantize" else None, aligned=align, seed=seed,
         ),
     )  # fmt: skip
@@ -289,11 +307,10 @@ class _Way:
 def _places(kind: str, given: Any, positions: Any) -> np.ndarray:
     if kind != "other" and positions is not None:
         raise ValueError(f"positions are for other weights; those of {kind}= are its own values")
-    values = np.linspace(0, 1, 11) if positions is None else positions
-    places = np.atleast_1d(np.asarray(values if kind == "other" else given, dtype=float))
-    if places.ndim != 1 or len(places) == 0 or not np.isfinite(places).all():
-        raise ValueError(f"{'positions' if kind == 'other' else kind} must be a sequence of numbers, got {values!r}")
-    return places
+    if kind == "other" and positions is None:
+        return np.linspace(0, 1, 11)
+    name, values = ("positions", positions) if kind == "other" else (kind, given)
+    return np.array(numbers_of(name, values))
 
 
 def _ways(

@@ -25,18 +25,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import network
+from wideflat.checks import choice, network, numbers_of
 from wideflat.distributed.whole import whole_network, whole_tensors
 from wideflat.energy.blocks import Blocks
-from wideflat.energy.curvature import Hessian, lanczos
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
-from wideflat.energy.points import Sample, move, sample
+from wideflat.energy.hessian import Hessian
+from wideflat.energy.lanczos import lanczos
+from wideflat.energy.plane import Plane
 from wideflat.energy.profile import architecture, conventions
 from wideflat.energy.request import whole_passes
 from wideflat.energy.scales import Scales
 from wideflat.energy.selection import Selection, select_parameters
-from wideflat.energy.shared_noise import SharedNoise, unwritten
+from wideflat.energy.shared_noise import unwritten
 from wideflat.files import atomic_write
+from wideflat.notebook import new_axes
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -83,22 +85,28 @@ class Slice:
             with atomic_write(path) as file:
                 file.write(self.table())
             return
-        content = asdict(self)
-        for name in self._ARRAYS:
-            content[name] = content[name].tolist()
         with atomic_write(path) as file:
-            json.dump({"format": 1, **content}, file)
+            json.dump(self.to_dict(), file)
             file.write("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        content = asdict(self)
+        return {"format": 1, **content, **{name: content[name].tolist() for name in self._ARRAYS}}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Slice:
+        """The inverse of :meth:`to_dict`."""
+        content = dict(content)
+        if content.pop("format") != 1:
+            raise ValueError("expected format 1")
+        return cls(**{**content, **{name: np.array(content[name], dtype=float) for name in cls._ARRAYS}})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Slice:
         """Read the JSON that :meth:`save` wrote."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != 1:
-                raise ValueError("expected format 1")
-            content.update({name: np.array(content[name]) for name in cls._ARRAYS})
-            return cls(**content)
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a whole slice: {error}") from None
 
@@ -110,10 +118,7 @@ class Slice:
             levels: Number of contours.
             **style: Passed on to ``Axes.errorbar`` or ``Axes.contour``.
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         label = rf"$\delta E$  [{self.conventions.get('metric', 'loss')}]"
         ax.set_xlabel("$x$")
         if self.mean.ndim == 1:
@@ -127,6 +132,28 @@ class Slice:
         ax.set_ylabel("$y$")
         ax.set_title(label, fontsize="small")
         return ax
+
+    def figure(self, kind: str = "surface") -> Any:
+        """The picture as a figure of plotly: the line with its error bars, or the grid.
+
+        Args:
+            kind: ``"surface"`` or ``"contour"``, of a grid.
+        """
+        import plotly.graph_objects as go
+
+        choice("kind", kind, ("surface", "contour"))
+        label = f"dE [{self.conventions.get('metric', 'loss')}]"
+        if self.mean.ndim == 1:
+            bars = {"type": "data", "array": self.stderr}
+            drawn = go.Figure(go.Scatter(x=self.positions, y=self.mean, error_y=bars, mode="lines+markers"))
+            return drawn.update_layout(xaxis_title="x", yaxis_title=label)
+        shown = {"x": self.positions, "y": self.positions, "z": self.mean.T, "customdata": self.stderr.T}
+        hover = "x %{x:.3g}, y %{y:.3g}<br>dE %{z:.4g} ± %{customdata:.1g}<extra></extra>"
+        if kind == "contour":
+            drawn = go.Figure(go.Contour(**shown, hovertemplate=hover, colorbar_title=label))
+            return drawn.update_layout(xaxis_title="x", yaxis_title="y", yaxis_scaleanchor="x")
+        drawn = go.Figure(go.Surface(**shown, hovertemplate=hover, colorbar_title=label))
+        return drawn.update_layout(scene={"xaxis_title": "x", "yaxis_title": "y", "zaxis_title": label})
 
     def about(self) -> str:
         """What is shown, in one line."""
@@ -187,9 +214,7 @@ def slices(
         [0.0, 3.0, 8.0]
     """
     model = whole_network(network(model))
-    axis = np.linspace(-1, 1, 21) if positions is None else np.atleast_1d(np.asarray(positions, dtype=float))
-    if axis.ndim != 1 or len(axis) == 0 or not np.isfinite(axis).all():
-        raise ValueError(f"positions must be a sequence of numbers, got {positions!r}")
+    axis = np.linspace(-1, 1, 21) if positions is None else np.array(numbers_of("positions", positions))
     if batch_norm not in ("eval", "batch"):
         raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
     evaluation = Evaluation(model, metric, batch_norm, forward)
@@ -197,22 +222,27 @@ def slices(
     others = _others(directions, dimensions)
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     count = dimensions if others is None else len(others)
-    with unwritten(model), evaluation.prepared(), Progress("slices", 1 + len(axis) ** count, progress) as bar:
+    shown = Progress("slices", None, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), shown as bar:
         if others is None:
             found = _directions(str(directions), model, names, count, seed, evaluation, blocks)
         else:
             found = [_difference(model, names, other) for other in others]
-        with SharedNoise(model, names) as change:
-            base = sample(evaluation, blocks, [lambda: change.apply(0.0)], bar)
-            mean, stderr = _grid(evaluation, blocks, change, found, axis, base, bar)
+        plane = Plane(evaluation, names, found, blocks.first())
+        with plane:
+            sums = _grid(evaluation, blocks, plane, list(itertools.product(axis.tolist(), repeat=count)), bar)
+    shape = (len(axis),) * count
+    mean, stderr = (values.reshape(shape) for values in sums.differences())
     lengths = [np.sqrt(sum(float(part.double().square().sum()) for part in d.values())) for d in found]
     return Slice(
-        axis, mean, stderr, float(base.mean[0]), float(base.stderr[0]), np.array(lengths),
+        axis, mean, stderr, *sums.baseline(), np.array(lengths),
         conventions(
             "slice", metric=evaluation.metric_name, meaning=evaluation.meaning, parameters=words,
-            perturbed=change.numel, architecture=architecture(model), examples=round(float(base.weights.sum())),
+            perturbed=sum(part.numel() for part in found[0].values()), architecture=architecture(model),
+            examples=round(sums.weight),
             batch_norm=batch_norm if evaluation.norms else None,
             directions="given" if others is not None else directions, seed=seed,
+            notes=plane.notes,
         ),
     )  # fmt: skip
 
@@ -277,24 +307,53 @@ def _difference(model: nn.Module, names: list[str], other: Any) -> dict[str, Ten
     return {name: state[name].detach().to(weights[name]) - weights[name].detach() for name in names}
 
 
+class _Sums:
+    """Means and standard errors over data of differences to w, from sums over blocks."""
+
+    def __init__(self, points: int) -> None:
+        self._plain, self._square, self._mixed = (np.zeros(points + 1) for _ in range(3))  # the last is w itself
+        self.weight, self._weights_squared, self._count = 0.0, 0.0, 0
+
+    def add(self, values: np.ndarray, weight: float) -> None:
+        """Values of the examples of a block at every point and, last, at w, shape (points + 1, examples)."""
+        values = np.concatenate([values[:-1] - values[-1], values[-1:]])
+        self._plain += weight * values.sum(1)
+        self._square += weight**2 * (values**2).sum(1)
+        self._mixed += weight**2 * values.sum(1)
+        self.weight += weight * values.shape[1]
+        self._weights_squared += weight**2 * values.shape[1]
+        self._count += values.shape[1] if weight > 0 else 0
+
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        mean = self._plain / self.weight
+        spread = self._square - 2 * mean * self._mixed + mean**2 * self._weights_squared
+        with np.errstate(invalid="ignore"):
+            share = self._count / (self._count - 1) if self._count > 1 else np.nan
+            return mean, np.sqrt(share * np.maximum(spread, 0.0)) / self.weight
+
+    def differences(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard error at each point."""
+        mean, stderr = self._moments()
+        return mean[:-1], stderr[:-1]
+
+    def baseline(self) -> tuple[float, float]:
+        """The same of the value at w."""
+        mean, stderr = self._moments()
+        return float(mean[-1]), float(stderr[-1])
+
+
 def _grid(
-    evaluation: Evaluation,
-    blocks: Blocks,
-    change: SharedNoise,
-    directions: list[dict[str, Tensor]],
-    axis: np.ndarray,
-    base: Sample,
-    bar: Progress,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error of the difference to w at every point."""
-    means, bars = [], []
-    for point in itertools.product(axis.tolist(), repeat=len(directions)):
-        parts = list(zip(point, directions, strict=True))
-        total = {name: sum((x * d[name] for x, d in parts), 0 * directions[0][name]) for name in directions[0]}
-        to = move(evaluation, change, total)
-        there = sample(evaluation, blocks, [lambda to=to: to(1.0)], bar)  # type: ignore[misc]
-        paired = Sample(there.values - base.values, base.weights)
-        means.append(paired.mean[0])
-        bars.append(paired.stderr[0])
-    shape = (len(axis),) * len(directions)
-    return np.array(means).reshape(shape), np.array(bars).reshape(shape)
+    evaluation: Evaluation, blocks: Blocks, plane: Plane, points: list[tuple[float, ...]], bar: Progress
+) -> _Sums:
+    """Every block at all points, one after the other: it is read, and its first layer computed, once."""
+    sums = _Sums(len(points))
+    bar.total = None if blocks.count is None else blocks.count * (len(points) + 1)
+    for block in blocks.visit(0):
+        plane.start(evaluation.load(block.batch))
+        rows = []
+        for point in (*points, (0.0,) * len(points[0])):
+            rows.append(plane.values(point, block.size).reshape(-1).cpu().numpy())
+            bar.advance()
+        with np.errstate(invalid="ignore"):
+            sums.add(np.stack(rows), evaluation.counted / len(rows[0]))
+    return sums

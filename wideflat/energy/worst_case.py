@@ -2,12 +2,19 @@ r"""The worst case in a ball around the weights, the flatness that sharpness-awa
 
 .. code-block:: text
 
-    dE_max(w, sigma) = max over |delta|^2 <= sigma^2 D of  E(w + a delta)  -  E(w)
+    dE_max(w, sigma) = max over the ball of  E(w + a delta)  -  E(w)
 
-a is the scale of the noise (:mod:`wideflat.energy.scales`; w by default). D is the number of perturbed weights, so
-delta has the length that sigma z has in Eq. 4, and sigma means the same on the axis of both curves. The maximum is
-looked for by gradient ascent of the loss: one step is the perturbation of SAM (with the elementwise scale of ASAM),
-more steps find more. What is found is a lower bound of the maximum.
+    "l2"       |delta|_2 <= sigma sqrt(D)
+    "linf"     |delta_i| <= sigma for all i
+
+a is the scale of the noise (:mod:`wideflat.energy.scales`; w by default). D is the number of perturbed weights, so in
+the l2 ball delta has the length that sigma z has in Eq. 4; the linf ball lies in it. sigma means the same on the axis
+of all three curves. With a = \|w\| this is what is called adaptive sharpness, of radius rho = sigma sqrt(D) or sigma;
+the local energy of the loss is its average-case twin.
+
+The maximum is looked for by gradient ascent of the loss (:mod:`wideflat.energy.ascent`): one step is the perturbation
+of SAM (with the elementwise scale of ASAM), more steps and restarts find more. What is found is a lower bound of the
+maximum; a ball holds all smaller ones, so with more than one step the curve never falls.
 """
 
 from __future__ import annotations
@@ -22,7 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import choice
 from wideflat.distributed.whole import whole_network
+from wideflat.energy.ascent import BALLS, Ball, climb
 from wideflat.energy.blocks import Block, Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
@@ -31,6 +40,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.progress import Progress
+from wideflat.seeds import derive_seed
 
 __all__ = ["worst_case"]
 
@@ -42,6 +52,8 @@ def worst_case(
     *,
     noise: Literal["pass", "batch"] = "pass",
     steps: int = 1,
+    ball: str = "l2",
+    restarts: int = 0,
     metric: Metric = "error",
     objective: Metric = "loss",
     scale: Scale = "relative",
@@ -61,20 +73,24 @@ def worst_case(
             the change of a weight over its a.
         noise: What the direction is the worst for: ``"pass"`` the whole data set, ``"batch"`` each batch on its own
             (what SAM does while training, a larger value).
-        steps: Steps of the ascent; 1 is SAM's perturbation.
-        metric: What is measured: ``"error"``, ``"loss"`` or a function of outputs and targets.
-        objective: What the ascent increases: ``"loss"`` (default) or a differentiable function of outputs and targets.
+        steps: Steps of the ascent; 1 is SAM's perturbation, 20 is usual for what is called adaptive sharpness.
+        ball: ``"l2"`` or ``"linf"``; see the head of this module.
+        restarts: Ascents from random points of the ball besides that from w. The worst of all counts.
+        metric: What is measured: ``"error"``, ``"loss"``, ``"normalized loss"`` (of logits divided by their standard
+            deviation) or a function of outputs and targets.
+        objective: What the ascent increases: ``"loss"`` (default), ``"normalized loss"`` or a differentiable function
+            of outputs and targets.
         scale: The a of the ball above: ``"relative"``, ``"absolute"``, ``"layer"``, ``"filter"`` or a tensor for each
             name, as in :func:`wideflat.local_energy`.
         batch_norm: ``"eval"`` (running statistics) or ``"batch"`` (those of each batch).
         parameters: Which parameters move; see :func:`wideflat.energy.selection.select_parameters`.
-        seed: Draws which example goes into which batch.
+        seed: Draws which example goes into which batch, and the points of restarts.
         progress: Show progress.
         batch_size: Examples a batch, where batches are made here.
         forward: See :func:`wideflat.local_energy`.
 
     Returns:
-        A :class:`wideflat.LocalEnergy` whose ``stderr`` is zero: nothing here is random.
+        A :class:`wideflat.LocalEnergy` whose ``stderr`` is zero: it is a lower bound that was reached, not an estimate.
 
     Example:
         A loss that is linear in one weight, L = -w x with w = 2 and x = 1: the worst w in the ball is 2 - 2 sigma, so
@@ -90,8 +106,10 @@ def worst_case(
     radii = check_sigmas(sigmas)
     if noise not in ("pass", "batch"):
         raise ValueError(f'noise must be "pass" or "batch", got {noise!r}: a worst case has no noise of one example')
-    if not hasattr(steps, "__index__") or operator.index(steps) < 1:
-        raise ValueError(f"steps must be a whole number >= 1, got {steps!r}")
+    for name, value, least in (("steps", steps, 1), ("restarts", restarts, 0)):
+        if not hasattr(value, "__index__") or operator.index(value) < least:
+            raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    choice("ball", ball, BALLS)
     if isinstance(objective, str) and objective == "error":
         raise ValueError('objective must have a gradient, and the error is a step function; use objective="loss"')
     if batch_norm not in ("eval", "batch"):
@@ -104,14 +122,14 @@ def worst_case(
     blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     shown = Progress("worst case", enabled=progress)
     with evaluation.prepared(), SharedNoise(model, names) as change, shown as bar:
-        search = _Ascent(evaluation, ascent, change, scales, steps, bar)
+        search = _Search(evaluation, ascent, change, scales, (ball, steps, restarts, seed), bar)
         totals, base, sizes = np.zeros(len(radii)), 0.0, 0
-        for group in _groups(blocks, noise):
+        for number, group in enumerate(_groups(blocks, noise)):
             with evaluation.explained():
-                value, size = search.totals(group, 0.0)
-            base += value
+                here, size = search.totals(group, None)
+            base += here
             sizes += size
-            totals += search.climb(group, radii)
+            totals += search.worst(group, radii, here, number)
     return LocalEnergy(
         sigmas=radii,
         mean=(totals - base) / sizes,
@@ -120,10 +138,13 @@ def worst_case(
         evaluations=np.full(len(radii), sizes),
         passes=np.ones(len(radii)),
         conventions=conventions(
-            f"worst case ({scales.name}, {steps} step{'s' if steps > 1 else ''}, {noise})",
+            _words(scales.name, ball, steps, restarts, noise),
             metric=evaluation.metric_name,
             meaning=evaluation.meaning,
             objective=ascent.metric_name,
+            ball=ball,
+            steps=steps,
+            restarts=restarts,
             noise=noise,
             batch_norm=batch_norm if evaluation.norms else None,
             batch_size=batch_size if noise == "batch" or (evaluation.norms and batch_norm == "batch") else None,
@@ -138,8 +159,15 @@ def worst_case(
     )
 
 
-class _Ascent:
-    """Gradient ascent from w, projected onto the ball."""
+def _words(scale: str, ball: str, steps: int, restarts: int, noise: str) -> str:
+    """What was measured; one step in the l2 ball is called as it was before there were others."""
+    words = [scale, ball if ball != "l2" else "", f"{steps} step{'s' if steps > 1 else ''}"]
+    words += ["with momentum" if steps > 1 else "", f"{restarts} restarts" if restarts else "", noise]
+    return f"worst case ({', '.join(word for word in words if word)})"
+
+
+class _Search:
+    """Looks for the worst points of balls around w. Points are vectors delta; the weights there are w + a delta."""
 
     def __init__(
         self,
@@ -147,17 +175,17 @@ class _Ascent:
         ascent: Evaluation,
         change: SharedNoise,
         scales: Scales,
-        steps: int,
+        effort: tuple[str, int, int, int],
         bar: Progress,
     ) -> None:
         self.evaluation, self.ascent, self.change, self.bar = evaluation, ascent, change, bar
-        self.steps = steps
+        self.ball, self.steps, self.restarts, self.seed = effort
         self.names, self.scale = list(scales.values), scales.values
-        self.radius = math.sqrt(scales.size)
+        self.center = torch.zeros_like(scales.flat())
 
-    def totals(self, blocks: Callable[[], Iterable[Block]], sigma: float) -> tuple[float, int]:
-        """Sum of the metric over the examples at w + sigma times the direction, and their number."""
-        self.change.apply(sigma)
+    def totals(self, blocks: Callable[[], Iterable[Block]], delta: Tensor | None) -> tuple[float, int]:
+        """Sum of the metric over the examples at a point (None for w), and the number of examples."""
+        self._move(delta)
         total, count = 0.0, 0
         for block in blocks():
             value, counted = self.evaluation.mean(self.evaluation.load(block.batch), block.size)
@@ -166,51 +194,69 @@ class _Ascent:
             self.bar.advance()
         return total, count
 
-    def climb(self, blocks: Callable[[], Iterable[Block]], radii: np.ndarray) -> np.ndarray:
+    def worst(self, blocks: Callable[[], Iterable[Block]], radii: np.ndarray, base: float, number: int) -> np.ndarray:
         """Sum of the metric over the examples at the worst point found for each radius."""
-        self.change.apply(0.0)
-        first = self._direction(blocks)
-        found = []
-        for sigma in radii:
-            delta = first
-            for _ in range(1, self.steps):
-                self._set(delta)
-                self.change.apply(float(sigma))
-                step = self._direction(blocks)
-                delta = {name: delta[name] + step[name] for name in self.names}
-                excess = _norm(delta) / self.radius
-                if excess > 1:
-                    delta = {name: value / excess for name, value in delta.items()}
-            self._set(delta)
-            found.append(self.totals(blocks, float(sigma))[0])
-        return np.array(found)
+        objective = functools.partial(self._objective, blocks)
+        first = objective(self.center, True)
+        plain = self.steps == 1 and not self.restarts  # the perturbation of SAM, whatever it does
+        found = np.full(len(radii), base)
+        for k in np.argsort(radii, kind="stable"):
+            radius = float(radii[k])
+            ball = Ball(self.ball, radius * math.sqrt(len(self.center)) if self.ball == "l2" else radius)
+            if plain:
+                point = ball.project(2 * ball.radius * ball.steepest(first[1]))
+                found[k] = self.totals(blocks, point)[0]
+                continue
+            starts = [(self.center, first)] + [(self._random(ball, k, number, i), None) for i in range(self.restarts)]
+            for start, known in starts:
+                climbed = climb(objective, ball, start, self.steps, known)
+                found[k] = max(found[k], self.totals(blocks, climbed.best)[0])
+        if not plain:  # a ball holds the smaller ones
+            order = np.argsort(radii, kind="stable")
+            found[order] = np.maximum.accumulate(found[order])
+        return found
 
-    def _set(self, delta: dict[str, Tensor]) -> None:
-        self.change.point({name: self.scale[name] * delta[name] for name in self.names})
+    def _random(self, ball: Ball, k: int, number: int, restart: int) -> Tensor:
+        seed = derive_seed(self.seed, "restart", int(k), number, restart)
+        return ball.random(self.center, torch.Generator().manual_seed(seed))
 
-    def _direction(self, blocks: Callable[[], Iterable[Block]]) -> dict[str, Tensor]:
-        """The gradient of the objective in delta, scaled to the length of the ball of sigma = 1."""
-        total = {name: torch.zeros_like(scale) for name, scale in self.scale.items()}
+    def _move(self, delta: Tensor | None) -> None:
+        if delta is None:
+            self.change.apply(0.0)
+            return
+        parts = delta.split([self.scale[name].numel() for name in self.names])
+        directions = {
+            name: self.scale[name] * part.view(self.scale[name].shape)
+            for name, part in zip(self.names, parts, strict=True)
+        }
+        self.change.point(directions)
+        self.change.apply(1.0)
+
+    def _objective(
+        self, blocks: Callable[[], Iterable[Block]], delta: Tensor, with_gradient: bool
+    ) -> tuple[float, Tensor]:
+        """The sum of the objective over the examples, and its gradient in delta (zeros if it is not asked for)."""
+        self._move(delta)
+        total, gradient = 0.0, {name: torch.zeros_like(scale) for name, scale in self.scale.items()}
         for block in blocks():
-            with self.ascent.differentiable(self.names) as parameters:
+            with self.ascent.differentiable(self.names if with_gradient else []) as parameters:
                 value, counted = self.ascent.mean(self.ascent.load(block.batch), block.size)
-                if not value.requires_grad:
-                    raise ValueError(
-                        f"objective {self.ascent.metric_name} has no gradient: it must be a differentiable function of "
-                        "the outputs, and these of the chosen parameters"
-                    )
-                gradients = torch.autograd.grad(value * counted, list(parameters.values()), allow_unused=True)
-            for name, gradient in zip(self.names, gradients, strict=True):
-                if gradient is not None:
-                    total[name].addcmul_(gradient, self.scale[name])
+                total += float(value.detach()) * counted
+                if with_gradient:
+                    self._add(gradient, value * counted, list(parameters.values()))
             self.bar.advance()
-        length = _norm(total)
-        factor = self.radius / length if length > 0 else 0.0
-        return {name: value * factor for name, value in total.items()}
+        return total, torch.cat([part.flatten() for part in gradient.values()])
 
-
-def _norm(tensors: dict[str, Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+    def _add(self, gradient: dict[str, Tensor], value: Tensor, parameters: list[nn.Parameter]) -> None:
+        if not value.requires_grad:
+            raise ValueError(
+                f"objective {self.ascent.metric_name} has no gradient: it must be a differentiable function of the "
+                "outputs, and these of the chosen parameters"
+            )
+        found = torch.autograd.grad(value, parameters, allow_unused=True)
+        for name, part in zip(self.names, found, strict=True):
+            if part is not None:
+                gradient[name].addcmul_(part, self.scale[name])
 
 
 def _groups(blocks: Blocks, noise: str) -> Iterator[Callable[[], Iterable[Block]]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wideflat.files import atomic_write, read_npz
+from wideflat.notebook import Result, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["LocalEntropy"]
 
 
-@dataclass
-class LocalEntropy:
+@dataclass(repr=False)
+class LocalEntropy(Result):
     r"""The curve Phi(w, d) of one or several references.
 
     Arrays have the shape (points,), or (references, points) where several references were given.
@@ -100,10 +101,7 @@ class LocalEntropy:
             ax: Axes to draw in; new ones if None.
             style: For ``Axes.plot``: ``label``, ``color`` and so on.
         """
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            ax = plt.figure().add_subplot()
+        ax = new_axes() if ax is None else ax
         x, y, ok = (t.reshape(-1, len(self.deltas)).numpy() for t in self._curve())
         x, y = np.where(ok, x, np.nan), np.where(ok, y, np.nan)
         error = self.phi_stderr.reshape(y.shape).numpy()
@@ -152,6 +150,20 @@ class LocalEntropy:
         words: dict[str, Any] = {"on_errors": str, "num_weights": int, "method": str}
         values = {name: words.get(name, torch.from_numpy)(found[prefix + name]) for name in _saved()}
         return cls(**values)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        """One row a point of a reference."""
+        count, points = self.phi.numel() // len(self.deltas), len(self.deltas)
+        names = ("relative_distance", "phi", "phi_stderr", "log_z", "iterations")
+        return {
+            "reference": [r for r in range(count) for _ in range(points)],
+            "delta": self.deltas.tolist() * count,
+            **{name: getattr(self, name).flatten().tolist() for name in names},
+            "status": [str(word) for word in self.status.flatten()],
+        }
+
+    def _remarks(self) -> list[str]:
+        return [f"method: {self.method}, {self.num_weights} weights; training errors: {self.training_errors.tolist()}"]
 
     def __str__(self) -> str:
         """A table, one line for each point (the mean over the references that converged)."""

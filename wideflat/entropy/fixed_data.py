@@ -59,14 +59,18 @@ class FixedData:
                 )
 
 
+def _has_examples(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
 def _subset(data: Any, count: int, seed: int) -> Any:
     """Some of the examples, in memory or as a data set."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         total = len(data)  # type: ignore[arg-type]
-    elif isinstance(data, (tuple, dict, Tensor)) and all(isinstance(leaf, Tensor) for leaf in tree_leaves(data)):
-        total = len(tree_leaves(data)[0])
+    elif isinstance(data, (tuple, dict, Tensor)) and (leaves := tree_leaves(data)) and all(map(_has_examples, leaves)):
+        total = len(leaves[0])
     else:
         raise ValueError(
             f"subset needs tensors in memory or a data set, got {type(data).__name__}; give its data set, or fewer "

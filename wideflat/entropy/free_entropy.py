@@ -57,6 +57,8 @@ __all__ = ["Interrupted", "free_entropy"]
 SOLUTION_BETA, LEAST_SHARE = 8.0, 0.15
 #: Draws from which the units of the margins are taken.
 MARGIN_DRAWS = 16
+#: Most leapfrog steps of a trajectory: the margins' V has kinks, which the steps have to be short for.
+MOST_STEPS, MOST_STEPS_AT_KINKS = 100, 250
 #: Seconds between two writings of a checkpoint.
 SAVE_EVERY = 60.0
 
@@ -166,7 +168,8 @@ def free_entropy(
         )
     if solution_beta is not None and not solution_beta > 0:
         raise ValueError(f"solution_beta must be positive, got {solution_beta}")
-    effort = Effort(chains, samples, burn, points, int(seed), target_stderr=target_stderr, quick=quick)
+    cap = MOST_STEPS_AT_KINKS if measure == "error" else MOST_STEPS
+    effort = Effort(chains, samples, burn, points, int(seed), cap, target_stderr, quick)
     fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
     network = Network(model, fixed, measure, scale, parameters, forward, batch_norm)
     measurement = _Measurement(network, strengths, beta, effort, on_errors, solution_beta, minutes, progress)

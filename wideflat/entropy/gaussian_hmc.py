@@ -243,16 +243,15 @@ def trajectory(
     """
     xi, value, gradient = chain.xi, chain.value, chain.gradient
     cos, sin, half = math.cos(step), math.sin(step), -0.5 * step * beta
-    error = 0.0
+    error, kick = 0.0, half * gradient
     for used in range(1, steps + 1):
-        kick = half * gradient
         error += _dot(kick, p + 0.5 * kick)
         p = p + kick
         xi, p = torch.add(cos * xi, p, alpha=sin), torch.sub(cos * p, xi, alpha=sin)
         value, gradient = energy.gradient(xi)
         if not math.isfinite(value):
             return xi, value, gradient, math.inf, used
-        kick = half * gradient
+        kick = half * gradient  # of the end of this step, and of the beginning of the next
         error += _dot(kick, p + 0.5 * kick)
         p = p + kick
     error += beta * (value - chain.value)

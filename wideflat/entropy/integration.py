@@ -310,16 +310,36 @@ def _refusals(found: Integration, size: int, sides: Sequence[_Side], share: _Sha
     return {name: figures for name, (holds, figures) in conditions.items() if holds}
 
 
-def bracket(prior: Prior, chain: Sequence[Trace], *, sigma: float, beta: float, size: int) -> Integration:
-    """-beta <V>_0 <= log Z <= -beta <V>_beta from points and one chain that was started at the weights."""
+def bracket(
+    prior: Prior,
+    chain: Sequence[Trace],
+    *,
+    sigma: float,
+    beta: float,
+    size: int,
+    moving: int | None = None,
+    solutions: bool = False,
+) -> Integration:
+    """-beta <V>_0 <= log Z <= -beta <V>_beta from points and one chain that was started at the weights.
+
+    For solutions log P = log Z + log p lies between the same bounds plus log p, p being the share of solutions that the
+    chain has met; where it has met none the lower one is minus infinity.
+    """
     side = _Side([chain])
     var, freedom, tau = variances(side.values)
     found = Integration(sigma, beta, math.nan, math.nan, float(freedom[0]), beta_low=prior.low)
     mean, stderr = float(side.means("values")[0]), math.sqrt(var[0])
-    _bounds(found, prior, mean, stderr)
+    share = _Share(side.values) if solutions else None
+    _bounds(found, prior, mean, stderr, 0.0 if share is None else share.log)
+    if share is not None:
+        found.share, spread = share.share, math.hypot(share.stderr, share.least_error)
+        found.lower = found.lower if share.share > 0 else -math.inf
+        found.lower_stderr, found.upper_stderr = (
+            math.hypot(e, spread) for e in (found.lower_stderr, found.upper_stderr)
+        )
     found.betas, found.llc, found.llc_stderr = [beta], [beta * mean], [beta * stderr]
     found.up, found.down = [math.nan], [beta * mean]
-    found.ratio, found.ratio_stderr = (value / size for value in _excess_of_norm([side], beta, False))
+    found.ratio, found.ratio_stderr = (value / (moving or size) for value in _excess_of_norm([side], beta, solutions))
     found.ratio += 1
     _diagnose(found, [side], tau)
     found.gradients, found.evaluations = side.gradients, len(prior.values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -14,6 +13,7 @@ import numpy as np
 
 from wideflat.entropy.volume import Integration
 from wideflat.files import atomic_write
+from wideflat.notebook import Result, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,8 @@ class LearningCoefficient:
     stderr: np.ndarray
 
 
-@dataclass
-class FreeEntropy:
+@dataclass(repr=False)
+class FreeEntropy(Result):
     r"""log Z(beta, sigma) around the weights of a network, one value for each sigma.
 
     Attributes:
@@ -66,6 +66,8 @@ class FreeEntropy:
     conventions: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
 
+    #: What a file of one says it is.
+    KIND = "wideflat free entropy"
     #: Conventions without which a difference means nothing.
     DECISIVE = ("measure", "beta", "scale", "parameters", "perturbed", "architecture", "examples", "data")
 
@@ -197,7 +199,7 @@ class FreeEntropy:
         """Plain lists, numbers and words."""
         points = [point.to_dict() for point in self.points]
         return {
-            "kind": _KIND,
+            "kind": self.KIND,
             "format": 1,
             "conventions": self.conventions,
             "complete": self.complete,
@@ -207,8 +209,8 @@ class FreeEntropy:
     @classmethod
     def from_dict(cls, content: Any) -> FreeEntropy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or content.get("kind") != _KIND or content.get("format") != 1:
-            raise ValueError(f"expected a {_KIND} of format 1")
+        if not isinstance(content, dict) or content.get("kind") != cls.KIND or content.get("format") != 1:
+            raise ValueError(f"expected a {cls.KIND} of format 1")
         try:
             points = [Integration.from_dict(point) for point in content["points"]]
             return cls(points, dict(content["conventions"]), bool(content["complete"]))
@@ -242,10 +244,7 @@ class FreeEntropy:
             ax: Axes of matplotlib; by default those of a new figure.
             label: Put before sigma in the legend.
         """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = new_axes() if ax is None else ax
         for point in self.points:
             words = f"{label + ', ' if label else ''}$\\sigma$ = {point.sigma:g}: {_value(point)}"
             betas, llc = (np.array([*free, *walked]) for free, walked in _both_parts(point))
@@ -265,7 +264,8 @@ class FreeEntropy:
         ax.legend(frameon=False, fontsize="small")
         return ax
 
-    def _rows(self) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of what is printed, one row a sigma."""
         header = ["sigma", "log Z", "stderr", "95 % interval", "bounds", "gap", "d*/N", "Phi", "LLC", "converged"]
         rows = []
         for point in self.points:
@@ -286,7 +286,8 @@ class FreeEntropy:
             )
         return header, rows
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """What is printed below the table: why values are refused, conventions, cost."""
         lines = [f"sigma = {p.sigma:g}: {reason}" for p in self.points for reason in p.reasons]
         lines += [
             f"sigma = {p.sigma:g}: log Z > 0: around these weights lie better ones (they are not at a minimum)"
@@ -294,7 +295,7 @@ class FreeEntropy:
             if p.converged and p.log_z > 3 * p.stderr
         ]
         lines += [self.about(), f"{self.gradients} gradients, {self.seconds:.0f} s"]
-        return lines if self.complete else [*lines, "stopped before the last sigma"]
+        return [line for line in [*lines, *([] if self.complete else ["stopped before the last sigma"])] if line]
 
     def about(self) -> str:
         """The conventions in one line."""
@@ -310,20 +311,20 @@ class FreeEntropy:
         return "; ".join(part for part in parts if part)
 
     def __str__(self) -> str:
-        header, rows = self._rows()
+        header, rows = self.table()
         widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in [header, *rows]]
-        return "\n".join([*lines, *(note for note in self._notes() if note)])
+        return "\n".join([*lines, *self.notes()])
 
-    def _repr_html_(self) -> str:
-        header, rows = self._rows()
-        line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"  # noqa: E731
-        body = "".join(line(row, "td") for row in rows)
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes() if note)
-        return f"<table><thead>{line(header, 'th')}</thead><tbody>{body}</tbody></table>{notes}"
+    def _columns(self) -> dict[str, list[Any]]:
+        low_high = self.interval(0.95).T.tolist() if self.points else [[], []]
+        names = ("sigmas", "log_z", "stderr", "lower", "upper", "gap", "relative_distance", "phi")
+        columns = {"sigma" if name == "sigmas" else name: getattr(self, name).tolist() for name in names}
+        columns |= {"interval_low": low_high[0], "interval_high": low_high[1]}
+        return {**columns, "converged": [point.converged for point in self.points]}
 
-
-_KIND = "wideflat free entropy"
+    def _remarks(self) -> list[str]:
+        return self.notes()
 
 
 def _short(value: float) -> str:

@@ -138,7 +138,7 @@ class Walk:
         if self.effort.quick:
             self.forecast(None)
             trace = self._chain("down 0", (self.beta,), (3 * self.effort.burn,), self._at_weights)
-            return bracket(prior, trace, sigma=self.sigma, beta=self.beta, size=self.energy.size)
+            return bracket(prior, trace, **self._about())
         if prior.low == self.beta:
             return self._points_alone(prior)
         grid = Grid.of(prior.low, self.beta)

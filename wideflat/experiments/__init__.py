@@ -20,6 +20,7 @@ ITEMS: dict[str, str] = {
     "fig5": "local energy along training: ResNet-110 on CIFAR-10",
     "fig6": "committee machine trained with dropout: local entropy, local energy and test error",
     "fig7": "correlation of local energy with test error over networks of one architecture",
+    "volume": "free entropy against local energy and test error of trained networks (not in the paper)",
 }
 
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from wideflat.entropy.measure import METHODS
 from wideflat.experiments.experiment import Comparison
+from wideflat.experiments.finding import Contrast, against, said
 from wideflat.experiments.statistics import Shown, difference_within, mean_and_spread, share, spearman
 from wideflat.experiments.table import Table
 from wideflat.report.chart import Chart, Series
 
-__all__ = ["AT_DISTANCE", "AT_SIGMA", "charts", "comparison", "findings"]
+__all__ = ["AT_DISTANCE", "AT_SIGMA", "charts", "comparison", "findings", "in_one_sentence"]
 
 #: Where solutions are compared by a single number: d/D for Phi, sigma for dE. sigma^2/2 is the d/D of the same noise.
 AT_DISTANCE = 0.125
@@ -38,10 +39,11 @@ def charts(restarts: Table, entropy: Table, energy: Table) -> list[Chart]:
                     f"entropy-{method}-{draw}",
                     f"Local entropy by {METHODS[method]}{ending}",
                     "distance d/D",
-                    "Φ(w, d)",
+                    "Φ(w, d) · 10³",
                     [_mean_curve(curves.where(setting=setting), setting) for setting in settings],
                     caption="Mean and standard deviation over solutions without training errors; points that did "
                     f"not converge are left out. Higher is flatter.{f' {unsolved}' if unsolved else ''}",
+                    error_label="standard deviation over solutions",
                 )
             )
         drawn.append(
@@ -49,10 +51,11 @@ def charts(restarts: Table, entropy: Table, energy: Table) -> list[Chart]:
                 f"energy-{draw}",
                 f"Local energy{ending}",
                 "perturbation σ",
-                "δE, training error",
+                "δE (points of training error)",
                 [_mean_profile(energy.where(draw=draw, setting=setting), setting) for setting in settings],
                 caption="Mean and standard deviation over restarts; the expectation over the noise is exact. "
                 "Lower is flatter.",
+                error_label="standard deviation over restarts",
             )
         )
         drawn += [_errors(mine, "test_error", draw, ending), _errors(mine, "balanced_test_error", draw, ending)]
@@ -96,15 +99,17 @@ def _mean_curve(points: Table, label: str) -> Series:
     if not low < high:
         return Series(label, [], [])
     grid = np.geomspace(low, high, 25)
-    values = np.array([np.interp(np.log(grid), np.log(c["distance"]), c["phi"]) for c in curves])
-    return Series(label, grid, values.mean(0), error=values.std(0, ddof=1) if len(values) > 1 else None)
+    values = 1e3 * np.array([np.interp(np.log(grid), np.log(c["distance"]), c["phi"]) for c in curves])
+    spread = values.std(0, ddof=1) if len(values) > 1 else None
+    return Series(label, grid, values.mean(0), error=spread, n=len(curves))
 
 
 def _mean_profile(points: Table, label: str) -> Series:
     sigmas = points.unique("sigma")
-    values = [points.where(sigma=sigma)["energy"] for sigma in sigmas]
-    spread = [value.std(ddof=1) if len(value) > 1 else 0.0 for value in values]
-    return Series(label, sigmas, [value.mean() for value in values], error=spread)
+    values = [100 * points.where(sigma=sigma)["energy"] for sigma in sigmas]
+    several = any(len(value) > 1 for value in values)
+    spread = [value.std(ddof=1) if len(value) > 1 else np.nan for value in values] if several else None
+    return Series(label, sigmas, [value.mean() for value in values], error=spread, n=[len(value) for value in values])
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison
@@ -121,7 +126,7 @@ def comparison(restarts: Table | None, methods: Sequence[str], references: Seque
     methods = methods if restarts is None else methods_of(restarts)
     columns = ["draw", "setting", "n", "solved", "with polish", "test error %", "balanced %"]
     columns += [f"Φ·10³ at d/D {AT_DISTANCE:g} ({method})" for method in methods]
-    columns += [f"δE % at σ {AT_SIGMA:g}", "epochs"]
+    columns += [f"δE, points at σ {AT_SIGMA:g}", "epochs"]
     if restarts is None:
         return Comparison(columns, [], ["Nothing has been computed yet."])
     rows, differences, remarks = [], [], []
@@ -142,7 +147,14 @@ def comparison(restarts: Table | None, methods: Sequence[str], references: Seque
     )
     keys = ["draw", "setting", "n", "solved", "solved_with_polish", "test_error_percent", "balanced_test_error_percent"]
     keys += [*_phi_keys(methods), "energy_percent", "epochs"]
-    return Comparison(columns, rows, remarks, more=[changes] if differences else [], keys=keys)
+    return Comparison(
+        columns,
+        rows,
+        remarks,
+        "Measured, mean ± standard deviation over n restarts",
+        [changes] if differences else [],
+        keys,
+    )
 
 
 def methods_of(restarts: Table) -> list[str]:
@@ -189,6 +201,40 @@ def _with_error(found: tuple[float, float] | None) -> Shown:
 
 
 # ------------------------------------------------------------------------------------------------------------ findings
+
+
+def in_one_sentence(restarts: Table | None, reference: str) -> str:
+    """Who is flatter than the reference and who makes fewer errors on the test images, within training subsets.
+
+    Args:
+        restarts: The table; None where nothing is computed yet.
+        reference: The setting that the others are compared with.
+    """
+    if restarts is None or reference not in restarts.unique("setting"):
+        return ""
+    others = [name for name in restarts.unique("setting") if name != reference]
+    clauses = [
+        against(reference, words, {name: _contrast(restarts, name, reference, column) for name in others})
+        for column, words in (
+            ("energy", f"local energy at σ = {AT_SIGMA:g} (lower is flatter)"),
+            ("test_error", "test error"),
+        )
+    ]
+    return said(*clauses)
+
+
+def _contrast(restarts: Table, name: str, reference: str, column: str) -> Contrast | None:
+    """In points, with what the training subsets differ by taken out."""
+    samples: tuple[list[float], list[float]] = ([], [])
+    for draw in restarts.unique("draw"):
+        for subset in restarts.where(draw=draw).unique("subset"):
+            part = restarts.where(draw=draw, subset=subset)
+            both = [100 * part.where(setting=setting)[column] for setting in (name, reference)]
+            if all(np.isfinite(values).any() for values in both):
+                middle = np.mean([np.nanmean(values) for values in both])
+                for sample, values in zip(samples, both, strict=True):
+                    sample += list(values - middle)
+    return Contrast.of(*samples)
 
 
 def findings(restarts: Table, draw: str) -> list[str]:

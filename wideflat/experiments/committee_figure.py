@@ -386,3 +386,9 @@ class CommitteeFigure(Experiment):
     def comparison(self) -> Comparison:
         """Settings by flatness and test error, their order under each measure, rank correlations of the measures."""
         return committee_charts.comparison(self.table("restarts"), self.work.methods, self.references)
+
+    def finding(self) -> str:
+        """Who is flatter than the first reference, who makes fewer errors on the test images."""
+        settings = [case.label for case in self.cases]
+        reference = next((name for name in self.references if name in settings), settings[0])
+        return committee_charts.in_one_sentence(self.table("restarts"), reference)

@@ -170,6 +170,10 @@ class Experiment(abc.ABC):
     def comparison(self) -> Comparison:
         """Paper against measured, from the tables."""
 
+    def finding(self) -> str:
+        """What came out, in one sentence made of the tables; empty where there is nothing to say yet."""
+        return ""
+
     @property
     def name(self) -> str:
         """On the command line."""
@@ -204,7 +208,8 @@ class Experiment(abc.ABC):
             report: The page that was written.
         """
         comparison = self.comparison()
-        record: dict[str, Any] = {"item": self.name, "label": self.label, "rows": comparison.records()}
+        record: dict[str, Any] = {"item": self.name, "label": self.label, "finding": self.finding()}
+        record["rows"] = comparison.records()
         record["remarks"] = list(comparison.remarks)
         if comparison.more:
             record["more"] = {table.title: table.records() for table in comparison.more}
@@ -219,17 +224,25 @@ class Experiment(abc.ABC):
                 chart.caption = f"{self.label}. {chart.caption}".strip()
         for chart in charts:
             chart.save(self.folder / "figures")
-        page = Page(self.heading, f"wideflat reproduce {self.name}")
-        self.add_to(page, charts)
+        page = Page(self.heading, f"wideflat reproduce {self.name}", finding=self.finding())
+        self.add_to(page, charts, alone=True)
         path = self.folder / "report.html"
         page.write(path)
         return path
 
-    def add_to(self, page: Page, charts: Sequence[Chart]) -> None:
-        """Write this experiment into a page: claim, label, paper against measured, figures, provenance."""
+    def add_to(self, page: Page, charts: Sequence[Chart], alone: bool = False) -> None:
+        """Write this experiment into a page: question, finding, label, tables, figures, provenance.
+
+        Args:
+            page: Where.
+            charts: Its figures, with names that the page does not have yet.
+            alone: The page is of this experiment only: its title and finding stand at the top already.
+        """
         comparison = self.comparison()
-        page.section(self.item.title)
+        page.section("What was asked" if alone else self.item.title)
         page.paragraph(self.item.claim)
+        if not alone and self.finding():
+            page.paragraph(f"Found here: {self.finding()}", kind="finding")
         if self.label:
             page.paragraph(self.label, kind="warning")
         for table in (comparison, *comparison.more):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 
 from wideflat.experiments.cells import NAMES, CellOptions, Cells, Choice, row_of
 from wideflat.experiments.experiment import Comparison, Experiment, Item
+from wideflat.experiments.finding import Contrast, against, said
 from wideflat.experiments.statistics import Shown, paper_error, percent
 from wideflat.experiments.table import Table
 from wideflat.experiments.trainings import Plan
@@ -86,6 +88,19 @@ class Fig2(Experiment):
             for row in table.unique("row")
         ]
 
+    def finding(self) -> str:
+        """In each row, whose test error ends below that of SGD."""
+        table = self.table("curves") or Table(CURVES)
+        clauses = []
+        for row in table.unique("row"):
+            ends = {
+                name: _ends(table.where(row=row, algorithm=name)) for name in table.where(row=row).unique("algorithm")
+            }
+            sgd = ends.pop("sgd", [])
+            contrasts = {NAMES.get(name, name): Contrast.of(values, sgd) for name, values in ends.items()}
+            clauses.append(against("SGD", f"test error of {row} at the end", contrasts))
+        return said(*clauses)
+
     def comparison(self) -> Comparison:
         """The ends of the curves against Table 1 (the figure itself prints no numbers)."""
         table = self.table("curves") or Table(CURVES)
@@ -123,14 +138,21 @@ def _mean_curves(table: Table) -> list[Series]:
     return [_mean_curve(table.where(algorithm=name), NAMES.get(name, name)) for name in table.unique("algorithm")]
 
 
+def _ends(curve: Table) -> list[float]:
+    """Test errors at the end of the trainings that are finished, in percent."""
+    last = {entry["seed"]: entry for entry in curve}
+    return [100 * entry["test_error"] for entry in last.values() if entry["finished"]]
+
+
 def _mean_curve(curve: Table, name: str) -> Series:
     x = curve.unique("rescaled_epoch")
     values = [100 * curve.where(rescaled_epoch=at)["test_error"] for at in x]
     return Series(
-        f"{name} (n = {len(curve.unique('seed'))})",
+        name,
         x,
         [float(v.mean()) for v in values],
-        error=[float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values],
+        error=[float(v.std(ddof=1)) if len(v) > 1 else math.nan for v in values],
+        n=[len(v) for v in values],
     )
 
 

@@ -266,6 +266,21 @@ class Fig7(Experiment):
         title, axis = f"Local energy at σ = {sigma:g} against test error", f"δE train at σ = {sigma:g} (%)"
         return [Chart("fig7", title, "test error (%)", axis, series, kind="points", caption=" ".join(caption))]
 
+    def finding(self) -> str:
+        """Whether the networks that are flatter make fewer errors on the test images."""
+        fit = fitted(self.table("networks") or Table(NETWORKS))
+        r = pearson(fit["test_error"], fit["delta_e"])
+        if math.isnan(r.r):
+            return ""
+        low, high = r.interval()
+        words = (
+            "make fewer" if low > 0 else "make more" if high < 0 else "make neither more nor fewer, as far as is seen,"
+        )
+        return (
+            f"Networks in flatter minima {words} errors on the test images (correlation of local energy and test error "
+            f"{r.r:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}, n = {r.n})."
+        )
+
     def comparison(self) -> Comparison:
         """Pearson's r, its p-value and n."""
         table = self.table("networks") or Table(NETWORKS)
@@ -324,7 +339,8 @@ def fitted(table: Table) -> Table:
 
 def _points(label: str, part: Table) -> Series:
     bars = part["spread"] if _has_spread(part) else part["stderr"]
-    return Series(label, list(100 * part["test_error"]), list(100 * part["delta_e"]), error=list(100 * bars))
+    names = [str(name) for name in part["network"]]
+    return Series(label, list(100 * part["test_error"]), list(100 * part["delta_e"]), list(100 * bars), names=names)
 
 
 def _has_spread(table: Table) -> bool:

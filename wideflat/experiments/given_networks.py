@@ -19,7 +19,7 @@ from wideflat.experiments.workers import Answer, Workers
 from wideflat.presets import Preset
 from wideflat.training.runs import Run
 
-__all__ = ["GivenNetworks"]
+__all__ = ["GivenNetworks", "runs_of_one_architecture"]
 
 
 class GivenNetworks:
@@ -99,26 +99,28 @@ class GivenNetworks:
 
     def _of_runs(self) -> Iterator[Network]:
         """Finished runs of one architecture on one data set."""
-        runs = []
-        for path in sorted(self.folder.glob("*/config.json")):
-            with contextlib.suppress(FileNotFoundError, ValueError, RuntimeError, KeyError):
-                run = Run.open(path.parent)
-                if run.result() is not None:
-                    runs.append((Preset.from_dict(run.config["experiment"]), run))
-        if not runs:
-            raise FileNotFoundError(
-                f"{self.folder} holds neither networks of PGDL (model_*/config.json and weights.hdf5) nor finished "
-                "runs of wideflat train"
-            )
-        most = Counter(_architecture(preset) for preset, _ in runs).most_common(1)[0][0]
-        for preset, run in runs:
-            if _architecture(preset) == most:
-                about = run.config["data"]
-                data = self.trainings.whole_images(
-                    preset.dataset, self.trainings.allow_altered or bool(about["altered"])
-                )
-                profile = self.measurement.of_run(run, data.subset(about["train"], about["test"]))
-                yield Network.of_run(preset, run, profile)
+        for preset, run in runs_of_one_architecture(self.folder):
+            about = run.config["data"]
+            data = self.trainings.whole_images(preset.dataset, self.trainings.allow_altered or bool(about["altered"]))
+            profile = self.measurement.of_run(run, data.subset(about["train"], about["test"]))
+            yield Network.of_run(preset, run, profile)
+
+
+def runs_of_one_architecture(folder: Path) -> list[tuple[Preset, Run]]:
+    """The finished runs in a folder, by name: those of the most frequent pair of data set and architecture."""
+    runs = []
+    for path in sorted(folder.glob("*/config.json")):
+        with contextlib.suppress(FileNotFoundError, ValueError, RuntimeError, KeyError):
+            run = Run.open(path.parent)
+            if run.result() is not None:
+                runs.append((Preset.from_dict(run.config["experiment"]), run))
+    if not runs:
+        raise FileNotFoundError(
+            f"{folder} holds neither networks of PGDL (model_*/config.json and weights.hdf5) nor finished runs of "
+            "wideflat train"
+        )
+    most = Counter(_architecture(preset) for preset, _ in runs).most_common(1)[0][0]
+    return [(preset, run) for preset, run in runs if _architecture(preset) == most]
 
 
 def _architecture(preset: Preset) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from wideflat.data.catalogue import FACTS
 from wideflat.energy.profile import LocalEnergy
 from wideflat.experiments.cells import MOMENTS, NAMES, QUICK_MOMENTS, CellOptions, Cells, Choice, row_of
 from wideflat.experiments.experiment import Comparison, Experiment, Item
+from wideflat.experiments.finding import Contrast, against, said
 from wideflat.experiments.options import MaybeFloat, MaybeFloats
 from wideflat.experiments.statistics import Shown, number, paper_error, percent
 from wideflat.experiments.table import Table
@@ -259,6 +260,17 @@ class ProfileFigure(Experiment):
                 )
         return charts
 
+    def finding(self) -> str:
+        """In each row, whose minima are flatter than those of SGD at the end of training."""
+        profiles = self.table("profiles") or Table(PROFILES)
+        clauses = []
+        for row in profiles.unique("row"):
+            sigmas = [sigma for sigma in profiles.where(row=row, part=1.0).unique("sigma") if sigma <= AT_SIGMA]
+            if sigmas:
+                points = profiles.where(row=row, part=1.0, sigma=max(sigmas))
+                clauses.append(_flatness_against_sgd(points, f"local energy of {row} at σ = {max(sigmas):g}"))
+        return said(*clauses)
+
     def comparison(self) -> Comparison:
         """Final training losses and test errors against the paper's, and whether the profiles lie below SGD's."""
         networks, profiles = self.table("networks") or Table(NETWORKS), self.table("profiles") or Table(PROFILES)
@@ -327,6 +339,15 @@ def mean_profile(points: Table) -> tuple[list[float], np.ndarray, np.ndarray]:
     return sigmas, np.array(mean), np.array(error)
 
 
+def _flatness_against_sgd(points: Table, what: str) -> str:
+    sgd = 100 * points.where(algorithm="sgd")["delta_e"]
+    others = [name for name in points.unique("algorithm") if name != "sgd"]
+    contrasts = {
+        NAMES.get(name, name): Contrast.of(100 * points.where(algorithm=name)["delta_e"], sgd) for name in others
+    }
+    return against("SGD", f"{what} (lower is flatter)", contrasts)
+
+
 def _curves(networks: Table, profiles: Table) -> list[Series]:
     """The curve of each algorithm, with epoch, train and test error in the legend."""
     series = []
@@ -338,9 +359,9 @@ def _curves(networks: Table, profiles: Table) -> list[Series]:
         label = (
             f"{NAMES.get(algorithm, algorithm)}, epoch {about['epoch'].mean():g}, "
             f"train {100 * about['train_error_augmented'].mean():.2f}%, "
-            f"test {100 * about['test_error'].mean():.2f}%" + (f", n = {len(about)}" if len(about) > 1 else "")
+            f"test {100 * about['test_error'].mean():.2f}%"
         )
-        series.append(Series(label, sigmas, list(100 * mean), error=list(100 * error)))
+        series.append(Series(label, sigmas, list(100 * mean), error=list(100 * error), n=len(about)))
     return series
 
 

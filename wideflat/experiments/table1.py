@@ -9,6 +9,7 @@ import numpy as np
 
 from wideflat.experiments.cells import NAMES, CellOptions, Cells, Choice, row_of
 from wideflat.experiments.experiment import Comparison, Experiment, Item
+from wideflat.experiments.finding import Contrast, against, said
 from wideflat.experiments.statistics import paper_error, percent
 from wideflat.experiments.table import Table
 from wideflat.experiments.trainings import Plan
@@ -94,6 +95,11 @@ class Table1(Experiment):
             )
         return charts
 
+    def finding(self) -> str:
+        """In each row, whose test error is lower than that of SGD."""
+        table = self.table("cells") or Table(CELLS)
+        return said(*(_errors_against_sgd(table.where(row=row), row) for row in table.unique("row")))
+
     def comparison(self) -> Comparison:
         """Mean and standard deviation over seeds against the paper's."""
         table = self.table("cells") or Table(CELLS)
@@ -116,6 +122,15 @@ class Table1(Experiment):
             ],
             keys=["row", "algorithm", "paper", "measured", "replicas", "ensemble", "training", "n"],
         )
+
+
+def _errors_against_sgd(part: Table, row: str) -> str:
+    sgd = 100 * part.where(algorithm="sgd")["test_error"]
+    others = [name for name in part.unique("algorithm") if name != "sgd"]
+    contrasts = {
+        NAMES.get(name, name): Contrast.of(100 * part.where(algorithm=name)["test_error"], sgd) for name in others
+    }
+    return against("SGD", f"test error of {row}", contrasts)
 
 
 ITEM = Item(

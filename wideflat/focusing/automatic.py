@@ -39,7 +39,7 @@ def automatic_gamma0(
 
         >>> import wideflat
         >>> w = torch.nn.Parameter(torch.tensor(2.0))
-        >>> opt = wideflat.EntropySGD([w], inner_lr=0.5, inner_steps=1, epsilon=0.0)
+        >>> opt = wideflat.EntropySGD([w], inner_lr=0.5, inner_steps=1, epsilon=0.0, momentum=0)
         >>> def closure():
         ...     opt.zero_grad()
         ...     loss = w**2 / 2

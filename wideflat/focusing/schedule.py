@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sized
 from typing import Any
 
+from wideflat.checks import whole
+
 __all__ = ["Focusing"]
 
 
@@ -108,7 +110,8 @@ class Focusing:
         """
         if by not in ("step", "epoch"):
             raise ValueError(f"by must be 'step' or 'epoch', got {by!r}")
-        steps = steps if isinstance(steps, int) else len(steps)
+        is_loader = not hasattr(steps, "ndim")  # a tensor is a number of steps, if anything
+        steps = len(steps) if is_loader and isinstance(steps, Sized) else whole("steps", steps)
         if steps < 1:
             raise ValueError(f"an epoch must have at least one step, got {steps}")
         return cls(target, factor, epochs * steps, every=steps if by == "epoch" else 1, **settings)
@@ -122,6 +125,14 @@ class Focusing:
         """Advance tau by one and write gamma."""
         self.tau += 1
         self._write()
+
+    def __repr__(self) -> str:
+        kind = self.kind if isinstance(self.kind, str) else "function"
+        gammas = ", ".join(f"{value:.4g}" for value in self._read())
+        return (
+            f"Focusing({type(self.target).__name__}, kind={kind!r}, factor={self.factor:g}, total={self.total}, "
+            f"every={self.every}; at {self.tau}, gamma={gammas})"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs. A function given as ``kind`` must be given again."""

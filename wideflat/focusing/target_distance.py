@@ -57,7 +57,7 @@ class TargetDistance:
         is 0.0128, x = -0.16: the second step must give 0.06 instead of 0.09, so gamma * 0.1 * 0.1 is 0.03.
 
         >>> w = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-        >>> opt = EntropySGD([w], lr=0.0, inner_lr=0.1, inner_steps=3, gamma=0.0, epsilon=0.0)
+        >>> opt = EntropySGD([w], lr=0.0, inner_lr=0.1, inner_steps=3, gamma=0.0, epsilon=0.0, momentum=0)
         >>> hold = TargetDistance(opt, ratio=0.0128)
         >>> for _ in range(5):
         ...     opt.zero_grad(); (w**2 / 2).sum().backward(); opt.step(); hold.step()

@@ -24,7 +24,7 @@ from wideflat.kernels.shards import Place, counted, stretch
 __all__ = ["BlockLists"]
 
 #: Elements of a block: on a processor what fits its cache, elsewhere what makes launches few.
-CACHE, LARGE = 262144, 1 << 25
+CACHE, LARGE = 524288, 1 << 25
 
 #: Tensors that are gathered into one, because an operation on a few numbers takes as long as on thousands.
 SMALL, GATHERED = 4096, 32768
@@ -103,6 +103,7 @@ class BlockLists:
         self._memory = memory_of(self._kept)
         self._device, self._dtype = w_prime[0].device, w[0].dtype
         self._blocks = _cut(self._kept, LARGE if self._device.type != "cpu" else CACHE)
+        self._scratch: Tensor | None = None
         for block in self._blocks:
             block.close(offsets)
 
@@ -146,7 +147,7 @@ class BlockLists:
             x = self._take_up(block, held, rest) if starting and not taken else self._joined(held, rest)
             d = self._gradients(block, gradients)
             if rule.gamma and not starting:
-                d = _pulled(d, x, self._centers(block), rule.gamma)
+                d = self._pulled(d, x, self._centers(block), rule.gamma)
             if mu is not None:
                 mu = self._wide(mu)
                 if starting:
@@ -199,6 +200,22 @@ class BlockLists:
         assert block.lists[0] is not None
         held = block.lists[0][0].dtype
         return [center.to(held).to(self._dtype) for center in w]
+
+    def _pulled(self, g: list[Tensor], x: list[Tensor], w: list[Tensor], gamma: float) -> list[Tensor]:
+        """Compute g + gamma (x - w)."""
+        if self._device.type != "cpu":
+            d = list(torch._foreach_sub(x, w))
+            torch._foreach_mul_(d, gamma)
+            torch._foreach_add_(d, g)
+            return d
+        if self._scratch is None:  # fresh memory at every step would cost more than what is done with it
+            most = max(sum(length for _, _, length in block.cuts) for block in self._blocks)
+            self._scratch = torch.empty(most, dtype=self._dtype)
+        d = list(self._scratch[: sum(map(Tensor.numel, x))].split([t.numel() for t in x]))
+        for out, gradient, explorer, center in zip(d, g, x, w, strict=True):
+            torch.sub(explorer, center, out=out)
+            torch.add(gradient, out, alpha=gamma, out=out)
+        return d
 
     @staticmethod
     def _round(x: list[Tensor], held: list[Tensor], block: _Block, key: int | Tensor) -> None:
@@ -270,18 +287,6 @@ def _cut(lists: list[list[Tensor] | None], size: int) -> list[_Block]:
             block.cuts.append((member, start, length))
             filled[gathered] += length
     return blocks
-
-
-def _pulled(g: list[Tensor], x: list[Tensor], w: list[Tensor], gamma: float) -> list[Tensor]:
-    """Compute g + gamma (x - w)."""
-    d = list(torch._foreach_sub(x, w))
-    if x[0].device.type == "cpu":  # one pass instead of two
-        for out, gradient in zip(d, g, strict=True):
-            torch.add(gradient, out, alpha=gamma, out=out)
-        return d
-    torch._foreach_mul_(d, gamma)
-    torch._foreach_add_(d, g)
-    return d
 
 
 def _sgd(x: list[Tensor], d: list[Tensor], v: list[Tensor] | None, rule: Rule, resting: bool = False) -> None:

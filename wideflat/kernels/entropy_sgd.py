@@ -12,7 +12,7 @@ from wideflat.kernels.flat_blocks import alike, in_order, memory_of
 from wideflat.kernels.library import REAL, Source, compile_kernel, threads_for
 from wideflat.kernels.noise import GaussianNoise
 
-__all__ = ["KernelLists", "Rule"]
+__all__ = ["KernelLists", "Rule", "pointers"]
 
 
 class Rule(ctypes.Structure):
@@ -54,7 +54,7 @@ class KernelLists:
         # Detached ones keep the memory: as long as they are there, nobody else can have its address.
         self._kept = [[t.detach() for t in tensors] for tensors in lists if tensors is not None]
         self._memory = memory_of(lists)
-        self._pointers = [None if tensors is None else _pointers(tensors) for tensors in lists]
+        self._pointers = [None if tensors is None else pointers(tensors) for tensors in lists]
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._starts = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
         self._elements = sum(self._sizes)
@@ -84,7 +84,7 @@ class KernelLists:
     ) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
         gradients = in_order(gradients, *self._memory[:2])
-        self._call(rule, None if noise is None else noise.source(step), _pointers(gradients))
+        self._call(rule, None if noise is None else noise.source(step), pointers(gradients))
 
     def outer_step(self, rule: Rule) -> None:
         """The outer step: moves w towards mu, and puts w' on it."""
@@ -105,5 +105,6 @@ class KernelLists:
             torch.autograd.graph.increment_version(tensors)
 
 
-def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where the numbers of tensors are, as C takes it."""
     return (ctypes.c_void_p * len(tensors))(*map(Tensor.data_ptr, tensors))

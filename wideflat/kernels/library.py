@@ -2,8 +2,8 @@
 
 Noise for millions of weights costs more than what is done with it, and every torch operation is another trip to memory.
 The loops draw the noise of `wideflat.kernels.noise`, and do the rest in the same pass: ``noise.c``, ``entropy_sgd.c``,
-``committee.c``. They need a C compiler, as ``torch.compile`` does on the CPU; where there is none, torch's operations
-are used.
+``adamw.c``, ``committee.c``. A wheel carries them compiled for its platform (`wideflat.kernels.shipped`). Otherwise
+they need a C compiler, as ``torch.compile`` does on the CPU; where there is none, torch's operations are used.
 
 The compiled library is kept in ``$XDG_CACHE_HOME/wideflat`` (``~/.cache/wideflat``) for the next time. What is loaded
 from there runs, so the folder and the file must belong to the user and be writable by nobody else, and the file's
@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from wideflat.files import sha256
+from wideflat.kernels.shipped import shipped_library
 
 __all__ = ["KernelError", "Source", "compile_kernel", "is_aligned", "kernel_is_there", "pointer", "threads_for"]
 
@@ -39,7 +40,7 @@ __all__ = ["KernelError", "Source", "compile_kernel", "is_aligned", "kernel_is_t
 REAL = {torch.float32: "float", torch.float64: "double"}
 
 #: What is compiled into one library; headers are only included.
-SOURCES = ("noise.h", "noise.c", "entropy_sgd.c", "committee.c")
+SOURCES = ("noise.h", "noise.c", "entropy_sgd.c", "adamw.c", "committee.c")
 
 #: The arithmetic stays that of the source but for fused multiplications and additions, and nobody waits for exceptions.
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno", "-fPIC"]
@@ -109,10 +110,25 @@ def kernel_is_there(tensor: Tensor) -> bool:
 @cache
 def _outcome(real: str) -> ctypes.CDLL | KernelError:
     """What came of it, so that a failure is not tried again at every step."""
+    if (library := _shipped(real)) is not None:
+        return library
     try:
         return _load(_compiler(), real)
     except KernelError as error:
         return error
+
+
+def _shipped(real: str) -> ctypes.CDLL | None:
+    """The library that came with the package, unless ``CC`` asks for another one."""
+    path = None if os.environ.get("CC") else shipped_library(real, _sources())
+    try:
+        return None if path is None else ctypes.CDLL(str(path))
+    except OSError:  # it does not fit the system; one that is made here does
+        return None
+
+
+def _sources() -> dict[str, bytes]:
+    return {name: files("wideflat.kernels").joinpath(name).read_bytes() for name in SOURCES}
 
 
 def _load(compiler: list[str], real: str) -> ctypes.CDLL:
@@ -133,7 +149,7 @@ def _load(compiler: list[str], real: str) -> ctypes.CDLL:
 
 def _library(compiler: list[str], flags: list[str]) -> ctypes.CDLL:
     """The library that was kept, or a new one, which is kept where there is a safe place for it."""
-    sources = {name: files("wideflat.kernels").joinpath(name).read_bytes() for name in SOURCES}
+    sources = _sources()
     command = shlex.join([*compiler, *flags]).encode()
     parts = [*sources.values(), _run([*compiler, "--version"]), command, _processor().encode()]
     name = f"kernels-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:24]}"

@@ -82,13 +82,17 @@ def _line(chart: Chart, index: int, series: Series, look: Look) -> dict[str, dic
     if series.error is None:
         return {"line": line}
     error = np.nan_to_num(np.asarray(series.error, float))
+    if not error.any():
+        return {"line": line}
     there = np.isfinite(y)
-    low, high = (y - error)[there], (y + error)[there]
+    at, low, high = x[there], (y - error)[there], (y + error)[there]
+    if stepped:  # a level holds until the next point
+        at, low, high = np.repeat(at, 2)[1:], np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
     band = {
-        "x": _numbers(np.concatenate([x[there], x[there][::-1]])),
+        "x": _numbers(np.concatenate([at, at[::-1]])),
         "y": _numbers(np.concatenate([high, low[::-1]])),
         "mode": "lines",
-        "line": {"width": 0, "color": look.color, **shape},
+        "line": {"width": 0, "color": look.color},
         "fill": "toself",
         "fillcolor": _faint(look.color),
         "hoverinfo": "skip",

@@ -101,6 +101,13 @@ class Page:
         kind = "figures alone" if len(charts) == 1 else "figures"
         self._body.append(f'<div class="{kind}">' + "\n".join(self._figure(chart) for chart in charts) + "</div>")
 
+    def picture(self, title: str, svg: str, caption: str = "") -> None:
+        """A drawing of one's own, an SVG element, as a figure; it is not escaped."""
+        self._body.append(
+            f'<div class="figures alone"><figure aria-label="{_text(title)}"><h3>{_text(title)}</h3>\n'
+            f"{_describe(svg, title)}<figcaption>{explained(caption, self._met)}</figcaption></figure></div>"
+        )
+
     def details(self, summary: str, content: str | Mapping[str, object]) -> None:
         """Text (or a mapping, written as JSON) behind a line that opens it."""
         if not isinstance(content, str):
@@ -108,6 +115,10 @@ class Page:
         self._body.append(
             f'<details><summary>{_text(summary)}</summary><pre tabindex="0">{_text(content)}</pre></details>'
         )
+
+    def code(self, text: str) -> None:
+        """Lines of code."""
+        self._body.append(f'<pre tabindex="0">{_text(text)}</pre>')
 
     def html(self) -> str:
         """The whole page."""

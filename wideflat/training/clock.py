@@ -57,6 +57,6 @@ class Clock:
             "epoch": self.training.epoch,
             "time": now(),
             "seconds": round(seconds, 3),
-            "images_per_second": round(images / seconds, 1),
+            "images_per_second": round(images / max(seconds, 1e-6), 1),
             "evaluation_seconds": round(done, 3),
         }

@@ -85,6 +85,8 @@ class Alone(contextlib.AbstractContextManager["Alone"]):
     sees_all = True
     #: Whether others wait for this process at every coupling, even when it leaves out its step.
     must_meet = False
+    #: Which of the processes that ask and answer together this is, and of how many.
+    place, size = 0, 1
     #: What tells the noise inside the networks here from that of other processes with the same replica.
     own_noise: tuple[int, ...] = ()
     #: What is noted about a start beside the machine.

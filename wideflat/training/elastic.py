@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Elastic", "refuse_rigid", "supervise"]
 
+#: Seconds that a replica waits while the others are being set up, before it joins them.
+WAIT = 0.5
+
 
 def refuse_rigid(preset: Preset) -> None:
     """Raise if the algorithm cannot go on when replicas are lost."""
@@ -120,8 +123,6 @@ class Elastic(Alone):
 
     def begin(self, training: Training, saved: dict[str, Any] | None) -> None:
         """Meet the others; gamma0 is found together at the beginning, and taken over later."""
-        from wideflat.distributed.elastic import OutOfStep
-
         coupling = training.learner.coupling
         assert coupling is not None
         too_early: list[bool] = []
@@ -143,14 +144,30 @@ class Elastic(Alone):
         self.replicas.hand_over(progress, catch_up)
         training.resume(saved)
         self._began = saved is not None
-        came_back = self.replicas.join()
-        if too_early:
-            raise OutOfStep("this replica came back while the others were being set up: start it again")
-        if came_back:
-            self.say(f"joined the others at epoch {training.tau:.2f} of {training.preset.epochs}")
-        elif saved is None:
-            training.begin()
+        self._meet(training, saved is None, too_early)
         self._began = True
+
+    def _meet(self, training: Training, first: bool, too_early: list[bool]) -> None:
+        """Join the others; if they are just being set up, or if this one is and they are not, wait and join again."""
+        from wideflat.distributed.elastic import OutOfStep
+
+        deadline = time.monotonic() + self.replicas.patience
+        while True:
+            try:
+                if self.replicas.join():
+                    if too_early:
+                        raise OutOfStep("this replica came back while the others were being set up")
+                    self.say(f"joined the others at epoch {training.tau:.2f} of {training.preset.epochs}")
+                elif first:
+                    training.begin()
+                return
+            except OutOfStep as reason:
+                if time.monotonic() > deadline:
+                    raise
+                self.say(f"{reason}: it waits and joins them again")
+                too_early.clear()
+                self.replicas.forget()
+                time.sleep(WAIT)
 
 
 def supervise(
@@ -192,6 +209,8 @@ def supervise(
                 if stop:
                     jobs.ask_to_stop()
                 jobs.look_after(again=not stop)
+            if stop:
+                say(f"stopped by {stop[0].name}: {jobs.left()}; start the same command again to go on")
         finally:
             jobs.kill()
             if server is not None:
@@ -208,6 +227,7 @@ class _Jobs:
         self._start, self.restarts, self.say = start, restarts, say
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0
+        self.ended: dict[int, int] = {}
         self._asked = False
 
     def start(self, a: int) -> None:
@@ -220,6 +240,7 @@ class _Jobs:
             if job.poll() is None:
                 continue
             del self.running[a]
+            self.ended[a] = job.returncode
             if job.returncode == 0 or not again:
                 continue
             if job.returncode in (130, 2) or self.restarts == 0:  # asked to stop; or started with wrong options
@@ -229,6 +250,14 @@ class _Jobs:
             how = f"signal {-job.returncode}" if job.returncode < 0 else f"exit code {job.returncode}"
             self.say(f"replica {a} has died ({how}) and is started again")
             self.start(a)
+
+    def left(self) -> str:
+        """What the jobs have left behind, in words."""
+        kinds: dict[str, list[int]] = {}
+        for a, code in sorted(self.ended.items()):
+            kind = {0: "finished", 130: "saved"}.get(code, "ended as they were saved before")
+            kinds.setdefault(kind, []).append(a)
+        return ", ".join(f"replicas {', '.join(map(str, all_))} {kind}" for kind, all_ in kinds.items())
 
     def ask_to_stop(self) -> None:
         """Let all save and end; asked twice, a job would end without saving."""

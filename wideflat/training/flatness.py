@@ -29,6 +29,7 @@ __all__ = [
     "images_of_run",
     "kept",
     "measurable",
+    "plain_images",
     "profile_of_run",
     "read_profile",
     "without_request",
@@ -107,6 +108,18 @@ def measurable(
     if used == used.evaluation() and used.size in (None, data.image_size):
         pixels, more = augmenting(used, data)(pixels), {}  # the same in every pass
     return run.load_model(epoch, device, build=build), (pixels, data.train.targets.to(device)), more
+
+
+def plain_images(run: Run, data: ImageData) -> tuple[Tensor, Tensor]:
+    """The training images of a run as its network takes them, without random augmentation, and their classes.
+
+    Args:
+        run: The run.
+        data: See `profile_of_run`.
+    """
+    data = data.limited(run.config["options"]["limit_data"])
+    pixels = data.train.images.permute(0, 2, 3, 1).contiguous()
+    return augmenting(augmentation_of_run(run).evaluation(), data)(pixels), data.train.targets
 
 
 def augmenting(augmentation: Augmentation, data: ImageData) -> Callable[[Tensor], Tensor]:

@@ -10,7 +10,9 @@ several, or the other way round.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,6 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the process group of the moment as default argument. Imported later, as torch.optim does, they
+# would keep the group and its threads beyond its end.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
@@ -49,7 +55,8 @@ class Ranks(Alone):
     def __init__(self, mesh: DeviceMesh, device: torch.device | str = "cpu") -> None:
         self.mesh, self._device = mesh, torch.device(device)
         self.ranks_per_replica, part = mesh["dp"].size(), mesh["dp"].get_local_rank()
-        self.writes = dist.get_rank() == 0
+        self.place, self.size = dist.get_rank(), mesh.size()
+        self.writes = self.place == 0
         self.own_noise = (part,) if part else ()
         self.about = {"ranks": mesh.size()}
         self.words = f" on {mesh.size()} ranks"
@@ -58,6 +65,9 @@ class Ranks(Alone):
     @contextlib.contextmanager
     def of_torchrun(cls, num_replicas: int, device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
         """The ranks that ``torchrun`` has started; an error on one of them ends all.
+
+        A thread of gloo that lets go of a tensor needs the interpreter, and aborts the process if that is ending. They
+        are joined when nobody holds the process groups any more: also not something that waits to be collected.
 
         Args:
             num_replicas: y; the number of ranks must be a multiple of it.
@@ -74,6 +84,7 @@ class Ranks(Alone):
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
+        atexit.register(gc.collect)  # the last moment at which these threads may still run
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
         try:
             shape = num_replicas, ranks // num_replicas

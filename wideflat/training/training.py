@@ -397,6 +397,7 @@ class Training:
         """
         sums = {"loss": self._loss_sum, "wrong": self._wrong, "count": self._count}
         all_sums = self.company.gather(sums)
+        parts = {"parts": all_sums} if len(all_sums) > 1 else {}  # added up in another order, the last digit is another
         learners = self.company.of_replicas(self.learner.state_dict())
         return {
             "step": self.step,
@@ -405,6 +406,7 @@ class Training:
             "sums": {
                 **{name: sum(each[name] for each in all_sums) for name in sums},
                 "inner_distance": self._inner_distance,
+                **parts,
             },
         }
 
@@ -415,7 +417,10 @@ class Training:
         self.precision.load_state_dict(state["scaler"])
         self._start_sums()
         self._inner_distance = state["sums"]["inner_distance"]
-        if self.company.writes:  # the sums of an epoch so far stay with one process
-            sums = state["sums"]
-            self._loss_sum, self._wrong = sums["loss"].to(self.device), sums["wrong"].to(self.device)
-            self._count = sums["count"]
+        sums, company = state["sums"], self.company
+        if len(sums.get("parts", ())) == company.size:  # everyone has its own again
+            sums = sums["parts"][company.place]
+        elif not company.writes:  # other processes than before: those of the epoch so far stay with one of them
+            return
+        self._loss_sum, self._wrong = sums["loss"].to(self.device), sums["wrong"].to(self.device)
+        self._count = sums["count"]

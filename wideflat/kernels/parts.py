@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from wideflat.kernels.shards import Place
+from wideflat.kernels.shards import Place, is_sharded
 
-__all__ = ["Part"]
+__all__ = ["Part", "has_gradient"]
 
 
 @dataclass
@@ -34,8 +34,11 @@ class Part:
     versions: list[int] = field(default_factory=list)
     #: Of w', in this step.
     gradients: list[Tensor] = field(default_factory=list)
-    #: Is one of the parameters sharded? What a rank holds of it may be elsewhere in the next step.
-    sharded: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Is one of the parameters sharded? What a rank holds of it may be elsewhere in the next step."""
+        return any(map(is_sharded, self.params))
 
     @property
     def centers(self) -> list[Tensor]:
@@ -71,3 +74,14 @@ class Part:
             and all(map(is_, [kept.get("center") for kept in self.states], self.w))
             and (not self.keeps_mean or all(map(is_, [kept.get("mean") for kept in self.states], self.mu)))
         )
+
+
+def has_gradient(p: Tensor, optimizer: str) -> bool:
+    """Does a parameter take part in this step? Sparse gradients are refused in the name of an optimizer."""
+    gradient = p.grad
+    if gradient is not None and gradient.is_sparse:
+        raise RuntimeError(
+            f"{optimizer} does not support sparse gradients (parameter of shape {tuple(p.shape)}): the center, the "
+            "pull and the noise move every weight; use a dense one, for example Embedding(sparse=False)"
+        )
+    return gradient is not None

@@ -1,0 +1,195 @@
+"""What an outer loop costs around the optimizers of a language model: update, whole step, memory; its local energy.
+
+    python benchmarks/language_model.py            about five minutes
+    python benchmarks/language_model.py --quick    fewer rounds
+
+A network like GPT-2 with 10 million parameters (transformers, from a configuration), mini-batches of 8 x 64 tokens.
+Each ratio is the median (and quartiles) over rounds of the time of `Entropic` around an optimizer against that
+optimizer alone in the same round. Rates are tiny, so that every repeat does the same work. Memory is what the
+optimizers keep for each parameter, in copies of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from machine import describe
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import wideflat
+
+TINY = 1e-9
+FORMS: dict[str, dict[str, Any]] = {
+    "no pull": {"pull": 0.0},
+    "pull 1": {"pull": 1.0},
+    "pull 1, noise": {"pull": 1.0, "epsilon": TINY},
+    "pull 1, alpha 0.75": {"pull": 1.0, "alpha": 0.75},
+}
+
+
+def network() -> nn.Module:
+    """GPT-2 with 6 layers of width 320 and 8,000 tokens: 10 million parameters."""
+    torch.manual_seed(0)
+    tokens = {"vocab_size": 8000, "bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**tokens, n_positions=128, n_embd=320, n_layer=6, n_head=5, use_cache=False)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    return GPT2LMHeadModel(config)
+
+
+def adamw(model: nn.Module) -> list[Optimizer]:
+    return [AdamW(model.parameters(), lr=TINY, fused=True)]
+
+
+def muon_and_adamw(model: nn.Module) -> list[Optimizer]:
+    hidden = [p for name, p in model.named_parameters() if p.dim() == 2 and ".h." in name]
+    chosen = {id(p) for p in hidden}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    return [Muon(hidden, lr=TINY), AdamW(rest, lr=TINY, fused=True)]
+
+
+def seconds(act: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        act()
+    return (time.perf_counter() - start) / repeats
+
+
+def compared(acts: dict[str, Callable[[], object]], repeats: int, rounds: int) -> dict[str, list[float]]:
+    """Time of each in units of the first, round by round."""
+    for act in acts.values():
+        seconds(act, repeats)
+    ratios: dict[str, list[float]] = {name: [] for name in acts}
+    for _ in range(rounds):
+        times = {name: seconds(act, repeats) for name, act in acts.items()}
+        base = next(iter(times.values()))
+        for name, value in times.items():
+            ratios[name].append(value / base)
+    return ratios
+
+
+def show(title: str, ratios: dict[str, list[float]]) -> None:
+    print(f"\n{title}")
+    for name, values in ratios.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        print(f"  {name:<44} {middle:5.2f}  ({low:.2f} to {high:.2f})")
+
+
+def copies(optimizers: list[Optimizer], parameters: int) -> float:
+    """Elements that optimizers keep in their states, in units of the parameters."""
+    kept = 0
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            kept += sum(v.numel() for v in state.values() if isinstance(v, torch.Tensor) and v.numel() > 1)
+    return kept / parameters
+
+
+def around(make: Callable[[nn.Module], list[Optimizer]], model: nn.Module, form: dict[str, Any]) -> wideflat.Entropic:
+    return wideflat.Entropic(*make(model), inner_steps=20, outer_lr=TINY, outer_momentum=0.67, **form)
+
+
+def updates(make: Callable[[nn.Module], list[Optimizer]], rounds: int, title: str) -> None:
+    """The update alone, gradients given; 20 steps, one cycle, a repeat."""
+
+    def ready() -> nn.Module:
+        model = network()
+        for p in model.parameters():
+            p.grad = 1e-3 * torch.randn_like(p)
+        return model
+
+    acts: dict[str, Callable[[], object]] = {}
+    memory: dict[str, float] = {}
+    alone = make(model := ready())
+    total = sum(p.numel() for p in model.parameters())
+    acts["alone"] = lambda: [optimizer.step() for optimizer in alone]
+    for name, form in FORMS.items():
+        opt = around(make, ready(), form)
+        acts[f"Entropic, {name}"] = opt.step
+        seconds(opt.step, 2)
+        memory[f"Entropic, {name}"] = copies([opt, *opt.inner, opt.outer], total)
+    show(f"{title}: the update alone", compared(acts, 20, rounds))
+    memory = {"alone": copies(alone, total), **memory}
+    print("  copies of the parameters kept: " + ", ".join(f"{name} {value:.2f}" for name, value in memory.items()))
+
+
+def steps(make: Callable[[nn.Module], list[Optimizer]], rounds: int, title: str) -> None:
+    """Forward, backward and update; each form takes turns on one network."""
+    model = network()
+    ids = torch.randint(8000, (8, 64))
+    acts: dict[str, Callable[[], object]] = {}
+
+    def step(update: Callable[[], object]) -> Callable[[], object]:
+        def act() -> None:
+            model(input_ids=ids, labels=ids).loss.backward()
+            update()
+            model.zero_grad(set_to_none=False)
+
+        return act
+
+    alone = make(model)
+    acts["alone"] = step(lambda: [optimizer.step() for optimizer in alone])
+    for name, form in FORMS.items():
+        acts[f"Entropic, {name}"] = step(around(make, network_like(model), form).step)
+    show(f"{title}: a whole step", compared(acts, 4, rounds))
+
+
+def network_like(model: nn.Module) -> nn.Module:
+    """Another network whose gradients are those of ``model``: the update has its own weights, the work is the same."""
+    other = network()
+    for p, q in zip(other.parameters(), model.parameters(), strict=True):
+        q.grad = torch.zeros_like(q) if q.grad is None else q.grad
+        p.grad = q.grad
+    return other
+
+
+@torch.no_grad()
+def energy(sigma: float = 0.05, perturbations: int = 6) -> None:
+    """The local energy of the loss against the naive loop at equal standard error."""
+    model = network().eval()
+    ids = torch.randint(8000, (64, 64))
+    batch = {"input_ids": ids, "labels": ids}
+    loss = lambda: float(model(**batch).loss)  # noqa: E731 # a name for one expression
+    weights = [p.clone() for p in model.parameters()]
+    start, base, values = time.perf_counter(), loss(), []
+    for _ in range(perturbations):
+        for p, w in zip(model.parameters(), weights, strict=True):
+            p.copy_(w * (1 + sigma * torch.randn_like(w)))
+        values.append(loss() - base)
+    each = (time.perf_counter() - start) / perturbations
+    for p, w in zip(model.parameters(), weights, strict=True):
+        p.copy_(w)
+    start = time.perf_counter()
+    profile = wideflat.local_energy(model, [batch], [sigma], metric="loss", progress=False)
+    spent = time.perf_counter() - start
+    ratio = statistics.variance(values) * each / (float(profile.stderr[-1]) ** 2 * spent)
+    print(f"\nlocal energy of the loss at sigma {sigma}: naive {statistics.mean(values):.4f} (n = {perturbations}), ")
+    print(
+        f"  wideflat {float(profile.mean[-1]):.4f} ± {float(profile.stderr[-1]):.4f} ({profile.conventions['noise']})"
+    )
+    print(f"  the naive loop takes {ratio:.1f} times as long to the same standard error")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--threads", type=int, help="of torch")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    print(f"{describe()}; {sum(p.numel() for p in network().parameters()):,} parameters")
+    rounds = 5 if options.quick else 15
+    updates(adamw, rounds, "AdamW (fused)")
+    updates(muon_and_adamw, max(rounds // 3, 3), "Muon + AdamW")
+    steps(adamw, rounds, "AdamW (fused)")
+    steps(muon_and_adamw, max(rounds // 2, 3), "Muon + AdamW")
+    energy()
+
+
+if __name__ == "__main__":
+    main()

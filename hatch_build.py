@@ -1,0 +1,107 @@
+"""A wheel carries the compiled loops of ``wideflat/kernels`` for its platform, if it is built where a compiler is.
+
+Without one, or where compiling fails, the wheel is one of plain Python: the loops are compiled at their first use, or
+torch's operations are used. What a wheel carries must run on other processors than that of the builder, so it is
+compiled for a common baseline; `wideflat.kernels.shipped` looks whether the processor has it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+KERNELS = ROOT / "wideflat" / "kernels"
+
+#: For each kind of processor the flag that stands for ``-march=native``, and what torch must say of the processor.
+BASELINES = {
+    "x86_64": ("-march=x86-64-v3", ["AVX2", "AVX512"]),
+    "aarch64": ("-march=armv8-a", []),
+}
+#: Seconds for one call of the compiler.
+TIME_LIMIT = 120.0
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Compile, and put the libraries into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called by hatchling before a wheel is made; an editable installation compiles at first use, as always."""
+        if version == "editable":
+            return
+        self.place = tempfile.mkdtemp()
+        try:
+            built = compile_libraries(Path(self.place))
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            print(f"the wheel carries no compiled loops: {error}", file=sys.stderr)
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"
+        build_data["force_include"].update({str(path): f"wideflat/kernels/compiled/{path.name}" for path in built})
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was compiled."""
+        shutil.rmtree(getattr(self, "place", ""), ignore_errors=True)
+
+
+def compile_libraries(place: Path) -> list[Path]:
+    """The libraries for float and double, and what is said about each beside it.
+
+    Raises:
+        ValueError: There is no compiler, or no baseline for this kind of processor.
+        subprocess.SubprocessError: It fails, or hangs.
+    """
+    machine = platform.machine()
+    if os.name != "posix" or sys.platform != "linux" or machine not in BASELINES:
+        raise ValueError(f"no baseline is known for {sys.platform} on {machine}")
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(compiler[0]) is None:
+        raise ValueError(f"there is no C compiler ({compiler[0]})")
+    march, capabilities = BASELINES[machine]
+    sources = {name: (KERNELS / name).read_bytes() for name in constant("SOURCES")}
+    for name, source in sources.items():
+        (place / name).write_bytes(source)
+    files = []
+    for real in ("float", "double"):
+        flags = [march if flag == "-march=native" else flag for flag in constant("FLAGS")]
+        flags += ["-fopenmp", f"-DREAL={real}"] + ["-DDOUBLE"] * (real == "double")
+        names = [Path(name).stem for name in sources if name.endswith(".c")]
+        library = place / f"kernels-{real}.so"
+        run([*compiler, *flags, "-c", *(f"{name}.c" for name in names)], place)
+        run([*compiler, "-shared", "-s", *(f"{name}.o" for name in names), "-lm", "-o", library.name], place)
+        about = {
+            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+            "sources": hashlib.sha256(bytes(1).join(sources.values())).hexdigest(),
+            "machine": machine,
+            "capabilities": capabilities,
+        }
+        library.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+        files += [library, library.with_suffix(".json")]
+    return files
+
+
+def constant(name: str) -> list[str]:
+    """A list of words that ``library.py`` has under a name; that file imports torch, which building does not need."""
+    for node in ast.parse((KERNELS / "library.py").read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
+            return list(ast.literal_eval(node.value))
+    raise ValueError(f"library.py has no {name}")
+
+
+def run(command: list[str], place: Path) -> None:
+    """Run the compiler."""
+    subprocess.run(command, cwd=place, check=True, timeout=TIME_LIMIT, stdin=subprocess.DEVNULL)

@@ -1,0 +1,137 @@
+"""How a card is measured: what is refused, interrupted, repeated."""
+
+import dataclasses
+import math
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from wideflat import Card, card
+from wideflat.cards import measures, measuring
+from wideflat.cards.measuring import Interrupted
+from wideflat.energy.profile import LocalEnergy
+
+
+def replaced(monkeypatch, **runs):
+    """Other functions in the place of some measures; those that are not named are dropped."""
+    chosen = tuple(
+        dataclasses.replace(measure, run=runs[measure.name]) for measure in measures.MEASURES if measure.name in runs
+    )
+    monkeypatch.setattr(measuring, "MEASURES", chosen)
+
+
+def fake(stderr, seconds=0.0):
+    """A profile of this error bar, from every seed."""
+
+    def run(subject, seed, minutes):
+        time.sleep(seconds)
+        return LocalEnergy([0.1], [1.0], [stderr], 0.0, evaluations=[10], conventions={"seed": seed})
+
+    return run
+
+
+def test_a_refused_measure_is_not_fatal(subject, monkeypatch):
+    def refuses(subject, seed, minutes):
+        raise ValueError("no gradient: use another")
+
+    replaced(monkeypatch, relative=fake(0.1), spectrum=refuses)
+    found = card(*subject, quick=True, progress=False)
+    assert found.measured == ["relative"] and found.refused == {"spectrum": "no gradient: use another"}
+
+
+def test_a_network_without_gradient_has_the_part_of_a_card_that_needs_none():
+    class Signs(nn.Linear):
+        def forward(self, x):
+            return torch.sign(super().forward(x)).detach()
+
+    torch.manual_seed(0)
+    x = torch.randn(40, 3)
+    found = card(Signs(3, 2), (x, (x[:, 0] > 0).long()), quick=True, examples=8, progress=False)
+    assert {"at_w", "relative", "filter", "layers", "shift", "slice"} <= set(found.measured)
+    assert {"worst", "spectrum", "entropy"} <= set(found.refused) and "gradient" in found.refused["spectrum"]
+
+
+def test_ctrl_c_keeps_what_is_measured(subject, monkeypatch):
+    def pressed(subject, seed, minutes):
+        raise KeyboardInterrupt
+
+    replaced(monkeypatch, relative=fake(0.1), filter=pressed, slice=fake(0.1))
+    with pytest.raises(Interrupted) as stopped:
+        card(*subject, quick=True, progress=False)
+    found = stopped.value.card
+    assert found.measured == ["relative"]
+    assert found.refused == {"filter": "interrupted", "slice": "interrupted before it"}
+
+
+def test_time_goes_where_the_error_bars_are_largest(subject, monkeypatch):
+    replaced(monkeypatch, relative=fake(0.4, 0.02), filter=fake(0.02, 0.02))
+    found = card(*subject, quick=True, minutes=0.02, progress=False)
+    rounds = {name: entry.rounds for name, entry in found.entries.items()}
+    assert rounds["relative"] > 5 and rounds["relative"] > 2 * rounds["filter"]
+    expected = 0.4 / math.sqrt(rounds["relative"])
+    assert (
+        found["relative"].stderr[0] == pytest.approx(expected)
+        and found["relative"].evaluations[0] == 10 * rounds["relative"]
+    )
+
+
+def test_nothing_is_measured_again_that_is_exact_enough(subject, monkeypatch):
+    replaced(monkeypatch, relative=fake(0.001))
+    assert card(*subject, quick=True, minutes=0.05, progress=False).entries["relative"].rounds == 1
+
+
+def test_minutes_that_are_over_leave_measures_out(subject, monkeypatch):
+    replaced(monkeypatch, relative=fake(0.4, 0.2), filter=fake(0.4))
+    found = card(*subject, quick=True, minutes=0.001, progress=False)
+    assert found.refused == {"filter": "the minutes were over"} and found.entries["relative"].rounds == 1
+
+
+def test_progress_says_what_is_running_and_what_is_left(subject, monkeypatch):
+    seen = []
+    monkeypatch.setattr(measuring.Progress, "update", lambda self, done, **figures: seen.append(figures))
+    replaced(monkeypatch, relative=fake(0.1), filter=fake(0.1))
+    card(*subject, quick=True, progress=False)
+    shown = [figures for figures in seen if figures]
+    assert shown[0] == {"now": "local energy, relative noise", "left": "filter"} and shown[1]["left"] == "nothing"
+
+
+def test_the_network_is_left_as_it_was(subject, measured):
+    model, (x, y) = subject
+    assert bool((model(x).argmax(1) == y).all()) and all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_a_loader_and_a_data_set(subject, monkeypatch):
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model, data = subject
+    replaced(monkeypatch, at_w=measures.MEASURES[0].run)
+    pairs = TensorDataset(*data)
+    for given in (data, pairs, DataLoader(pairs, batch_size=7), list(DataLoader(pairs, batch_size=7))):
+        found = card(model, given, quick=True, examples=4, progress=False)
+        assert found["at_w"].examples == 16 and found.conventions["few"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"minutes": 0}, ValueError, "minutes must be"),
+        ({"examples": 1}, ValueError, "examples must be a whole number >= 2"),
+        ({"against": "card.json"}, TypeError, "against must be a Card"),
+        ({"batch_norm": "batch"}, ValueError, 'batch_norm="eval"'),
+        ({"parameters": "nothing"}, ValueError, "selects none"),
+    ],
+)
+def test_bad_input(subject, options, error, message):
+    with pytest.raises(error, match=message):
+        card(*subject, progress=False, **options)
+
+
+def test_against(subject, measured, monkeypatch):
+    replaced(monkeypatch, relative=measures.MEASURES[1].run)
+    same = card(*subject, quick=True, examples=16, seed=0, against=measured, progress=False)
+    assert same.comparison.startswith("No difference in flatness to net <1> is seen")
+    other = card(*subject, quick=True, examples=8, against=measured, progress=False)
+    assert other.comparison.startswith("Not compared with net <1>: these cards are not comparable: data is")
+    assert isinstance(same, Card)

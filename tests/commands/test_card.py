@@ -1,0 +1,56 @@
+"""``wideflat card`` on checkpoints and on bad input."""
+
+import json
+
+import pytest
+
+from wideflat import Card
+from wideflat.cards import measures, measuring
+from wideflat.cli import main
+
+
+@pytest.fixture
+def project(builder, monkeypatch):
+    """A card of three cheap measures."""
+    chosen = tuple(measure for measure in measures.MEASURES if measure.name in ("at_w", "relative", "shift"))
+    monkeypatch.setattr(measuring, "MEASURES", chosen)
+    return ["card", "weights.pt", "--build", f"{builder}:build", "--quick", "--examples", "8"]
+
+
+def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
+    assert main(project) == 0
+    out = capsys.readouterr().out
+    found = Card.load(tmp_path / "weights.card.json")
+    assert found.title == "weights.pt" and str(found) in out and "page: weights.card.html" in out
+    assert Card.load(tmp_path / "weights.card.html").measured == ["at_w", "relative", "shift"]
+    assert main([*project, "--json", "--seed", "1", "--out", "b.html", "--against", "weights.card.html"]) == 1
+    text = capsys.readouterr().out
+    assert "Not compared with weights.pt" in json.loads(text)["comparison"]  # another seed draws other examples
+    assert main([*project, "--out", "c.html", "--against", "weights.card.json"]) == 0
+    assert "No difference in flatness to weights.pt is seen" in capsys.readouterr().out
+
+
+def test_ctrl_c_writes_what_there_is(project, tmp_path, capsys, monkeypatch):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wideflat.cards.measures.shift_profile", pressed)
+    assert main(project) == 130
+    found = Card.load(tmp_path / "weights.card.json")
+    assert found.measured == ["at_w", "relative"] and found.refused == {"shift": "interrupted"}
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["weights.pt"], "give --build"),
+        (["weights.pt", "--build", "{builder}:wrong"], "must return (model, data)"),
+        (["weights.pt", "--build", "{builder}:build", "--against", "none.json"], "none.json"),
+        (["weights.pt", "--build", "{builder}:build", "--out", "card.txt"], "must be a page"),
+        (["solutions.npz"], "committee machines"),
+    ],
+)
+def test_bad_input(builder, capsys, arguments, message):
+    assert main(["card", *(argument.format(builder=builder) for argument in arguments)]) in (1, 2)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from torch import nn
+
+from wideflat import cli
+from wideflat.commands.energy_groups import comparable, energy_charts
+from wideflat.commands.run_groups import curves, grouped, sentence, table
+from wideflat.energy.profile import LocalEnergy
+from wideflat.report.palette import ALGORITHMS
+from wideflat.training.runs import Run
+
+FINAL = {"sgd": 0.20, "rsgd": 0.18, "esgd": 0.15, "ema": 0.20}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Twelve runs: four algorithms, three seeds each, a learning rate that drops; and their local energies."""
+    folder = tmp_path_factory.mktemp("twelve")
+    for algorithm, error in FINAL.items():
+        for seed in range(3):
+            write(folder / f"small-{algorithm}-seed{seed}", algorithm, seed, error + 0.002 * (seed - 1))
+    return folder
+
+
+def write(path, algorithm, seed, error, epochs=300, train=50_000, name="cifar10-smallconvnet"):
+    about = {"name": name, "algorithm": algorithm, "epochs": epochs, "dataset": "cifar10", "model": "smallconvnet"}
+    about |= {"paper_error": 16.5, "paper_spread": 0.2, "batch_size": 128}
+    data = {"name": "cifar10", "train": train, "test": 10_000}
+    run = Run.create(path, {"experiment": about, "options": {"seed": seed, "limit_data": None}, "data": data})
+    with run.locked():
+        for epoch in range(1, 11):
+            row = {
+                "epoch": 30 * epoch,
+                "lr": 0.1 if epoch < 6 else 0.01,
+                "train_loss": 2 / epoch,
+                "train_error": 0.5 / epoch,
+            }
+            run.append("metrics", {**row, "test_error": error + 0.5 / epoch})
+        result = {"epoch": epochs, "train_error": 0.01, "test_error": error}
+        run.save_model(nn.Linear(1, 1), result)
+    sigmas = np.linspace(0, 0.5, 6)
+    conventions = {"metric": "error", "architecture": "SmallConvNet", "data": "a"}
+    profile = LocalEnergy(sigmas, error * sigmas**2, 0.001 + 0 * sigmas, baseline=0.01, conventions=conventions)
+    profile.save(path / "local_energy.json")
+
+
+def runs(folder):
+    return {path.parent.name: Run.open(path.parent) for path in sorted(folder.glob("*/config.json"))}
+
+
+def test_seeds_are_one_group_with_one_colour_everywhere(folder):
+    groups = grouped(runs(folder))
+    assert sorted(group.label for group in groups) == sorted(FINAL) and all(len(group.runs) == 3 for group in groups)
+    charts = curves(groups)
+    assert [chart.kind for chart in charts if chart.name == "runs-lr"] == ["step"]
+    for chart in charts:
+        for series, look in zip(chart.series, chart.looks(), strict=True):
+            assert look.color == ALGORITHMS[series.label] and series.legend == f"{series.label} (n = 3)"
+    error = next(series for series in charts[0].series if series.label == "esgd")
+    assert error.y[-1] == pytest.approx(100 * (0.15 + 0.05)) and error.error[-1] == pytest.approx(0.2)
+
+
+def test_the_sentence_and_the_differences_follow_the_errors(folder):
+    groups = grouped(runs(folder))
+    text = sentence(groups)
+    assert text.startswith(
+        "Test error of cifar10-smallconvnet is lower than SGD's for esgd (-5 points, -5.5 to -4.5, n = 3"
+    )
+    assert "cannot be told from it for ema" in text
+    columns, rows = table(groups)
+    found = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    assert found["esgd"]["test error %"] == "15.00 ± 0.20" and found["sgd"]["test error against SGD, points"] == "–"
+    contrast = found["esgd"]["test error against SGD, points"]
+    assert contrast.numbers["value"] == pytest.approx(-5) and contrast.numbers["high"] < -4
+
+
+def test_the_paper_stands_only_beside_what_is_fair(folder, tmp_path):
+    from wideflat.presets import preset
+
+    epochs = preset("cifar10-smallconvnet", "sgd").epochs
+    write(tmp_path / "fair", "sgd", 0, 0.17, epochs=epochs)
+    write(tmp_path / "short", "sgd", 0, 0.17, epochs=6)
+    write(tmp_path / "few", "sgd", 0, 0.17, epochs=epochs, train=2000)
+    write(tmp_path / "other", "sgd", 0, 0.17, epochs=epochs, name="quick-dress-coat")
+    fair = {label: grouped({label: run})[0].fair() for label, run in runs(tmp_path).items()}
+    assert fair == {"fair": True, "short": False, "few": False, "other": False}
+    columns, rows = table(grouped(runs(tmp_path)))
+    assert [row[columns.index("paper %")] != "–" for row in rows].count(True) == 1
+
+
+def test_profiles_of_seeds_are_averaged_and_strangers_get_axes_of_their_own(folder, tmp_path):
+    energies = {f"{path.parent.name}/local_energy": LocalEnergy.load(path) for path in sorted(folder.glob("*/local_*"))}
+    (chart,) = energy_charts(energies, grouped(runs(folder)))
+    assert {series.legend for series in chart.series} == {f"{name} (n = 3)" for name in FINAL}
+    assert "points of error" in chart.y_label
+    other = LocalEnergy([0.0, 0.5], [0.0, 0.1], [0.0, 0.01], baseline=0.75)
+    assert [len(names) for names in comparable({**energies, "other": other})] == [12, 1]
+    charts = energy_charts({**energies, "other": other}, [])
+    assert len(charts) == 2 and "cannot be compared" in charts[0].caption
+
+
+def test_a_report_over_twelve_runs_begins_with_what_came_out(folder, tmp_path, capsys):
+    page = tmp_path / "report.html"
+    assert cli.main(["report", str(folder), "--out", str(page)]) == 0
+    text, out = page.read_text(), capsys.readouterr().out
+    assert "<h1>Test error of cifar10-smallconvnet is lower than SGD&#x27;s for esgd" in text
+    assert "esgd (n = 3)" in text and len(text) < 6e6
+    assert "is lower than SGD's for esgd" in out

@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+import wideflat
+from wideflat.commands import demo as command
+from wideflat.experiments import demo
+from wideflat.experiments.demo import ONE_LINE, OPTIMIZERS, Demo
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The demo on very little: every step of it, in seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "IMAGES", 60)
+        patch.setattr(demo, "VOLUME_IMAGES", 4)
+        said = []
+        found = Demo(tmp_path_factory.mktemp("demo"), seeds=1, restarts=1, steps=3, say=said.append)
+        work = found.committee.work
+        work.cases, work.size, work.deltas = work.cases[:1], 20, (0.1, 1.0)
+        found.compute()
+        again = []
+        found.say = again.append
+        found.compute()  # everything is there
+        yield found, said, again
+
+
+def test_says_at_each_moment_which_of_how_many_steps_runs(small):
+    _, said, again = small
+    assert [line.split(":")[0] for line in said] == ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
+    assert [line.split(":")[0] for line in again] == ["step 1 of 1"]
+
+
+def test_the_page_begins_with_the_finding(small):
+    found, _, _ = small
+    text = found.write_report().read_text()
+    assert text.index("<h1>Committee machine: ") < text.index("wideflat demo</p>") < text.index("What was asked")
+    for part in ("SmallConvNet", "wideflat.EntropySGD(model.parameters()", "Free entropy", "committee machine"):
+        assert part in text
+    assert len(found.networks) == 2 and set(found.networks["converged"]) <= {0.0, 1.0}
+    assert "wideflat reproduce fig1" not in text
+
+
+def test_the_advice_works_when_pasted():
+    code = [line.strip() for line in command.NEXT.splitlines() if line.startswith("  ")]
+    assert len(code) == 3 and ONE_LINE["Entropy-SGD"] in code
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 5)
+    targets = (inputs[:, 0] > 0).long()
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    names = {"model": model, "inputs": inputs, "targets": targets}
+    exec(code[0], names)
+    exec(code[1], names)
+    for _ in range(100):
+        names["opt"].zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        names["opt"].step()
+    exec(code[2], names)
+    assert names["profile"].baseline <= 0.05 and len(names["profile"].mean) == 11
+
+
+def test_what_is_printed_is_what_is_run():
+    model = torch.nn.Linear(2, 2)
+    for name, line in ONE_LINE.items():
+        names = {"torch": torch, "wideflat": wideflat, "model": model}
+        exec(line, names)
+        run = OPTIMIZERS[name](model.parameters())
+        printed, used = ({k: v for k, v in opt.param_groups[0].items() if k != "params"} for opt in (names["opt"], run))
+        assert type(names["opt"]) is type(run) and printed == used

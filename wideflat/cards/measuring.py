@@ -1,0 +1,210 @@
+"""Measures a card: one measure after the other, then, while there is time, those again whose error bars are largest."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from wideflat import interruption
+from wideflat.cards.card import Card, Entry
+from wideflat.cards.measures import MEASURES, Measure, seed_of_round
+from wideflat.cards.subject import QUICK, Effort, Subject
+from wideflat.checks import network, number, whole
+from wideflat.energy.evaluation import Forward, Metric
+from wideflat.energy.profile import architecture
+from wideflat.energy.selection import Selection, select_parameters
+from wideflat.environment import environment, now
+from wideflat.progress import Progress
+
+__all__ = ["Interrupted", "card"]
+
+#: A relative error bar that is small enough.
+ENOUGH = 0.01
+
+
+class Interrupted(interruption.Interrupted):
+    """Ctrl-C while a card was measured: ``card`` has what was measured until then."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__("interrupted; the error's .card holds what was measured so far")
+        self.card = card
+
+
+def card(
+    model: nn.Module,
+    data: Any,
+    *,
+    title: str = "",
+    quick: bool = False,
+    minutes: float | None = None,
+    against: Card | None = None,
+    metric: Metric = "error",
+    loss: Metric = "loss",
+    batch_norm: str = "eval",
+    parameters: Selection = "all",
+    examples: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    forward: Forward | None = None,
+) -> Card:
+    """Everything one asks of a minimum, measured in one call, with error bars.
+
+    Error and loss; the local energy for relative and for filter noise; the local energy of each layer; what rounding to
+    few bits and pruning do, beside noise of the same length; the worst case beside the average; the spectrum of the
+    Hessian; a slice of the loss; the free entropy's bracket with its learning coefficient. A measure that this network
+    does not allow is left out with its reason.
+
+    Args:
+        model: Any network; it is left as it was found.
+        data: The training data, as :func:`wideflat.local_energy` takes them, without random augmentation. As many of
+            them are used as the cost of the network allows (a random choice, or the first of a loader).
+        title: What to call it.
+        quick: Fewer examples, points and steps: about a quarter of the time.
+        minutes: Time to spend. What is left after all measures goes to those whose error bars are largest; measures
+            that it does not suffice for are left out. Without it everything is measured once.
+        against: Another card, to compare with.
+        metric: What local energies, layers and shifts are of: ``"error"``, ``"loss"`` or a function of outputs and
+            targets.
+        loss: What is differentiated: ``"loss"`` or a differentiable function of outputs and targets.
+        batch_norm: ``"eval"``, the running statistics.
+        parameters: Which parameters are perturbed; see :func:`wideflat.energy.selection.select_parameters`.
+        examples: How many examples the dear measures see (worst case, spectrum, slice, free entropy, layers, shifts);
+            the others see up to four times as many. Chosen by the cost of the network when left out.
+        seed: Of everything random.
+        progress: Show which measure is running and what is left.
+        forward: See :func:`wideflat.local_energy`.
+
+    Returns:
+        ``print`` it, ``save("card.html")`` it, ``compare`` it.
+
+    Raises:
+        Interrupted: At Ctrl-C; its ``card`` has what was measured.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> inputs = torch.randn(64, 3)
+        >>> found = card(model, (inputs, model(inputs).argmax(1)), quick=True, examples=16, progress=False)
+        >>> found["at_w"].metric, found.refused
+        (0.0, {})
+    """
+    network(model)
+    if minutes is not None:
+        number("minutes", minutes, above=0)
+    if examples is not None:
+        whole("examples", examples, 2)
+    if against is not None and not isinstance(against, Card):
+        raise TypeError(f"against must be a Card, such as Card.load(path) gives; got {type(against).__name__}")
+    if batch_norm != "eval":
+        raise ValueError(f'a card is measured with batch_norm="eval", got {batch_norm!r}')
+    effort = QUICK if quick else Effort()
+    _, words = select_parameters(model, parameters)
+    subject = Subject.of(model, data, effort, metric, loss, examples, forward, batch_norm, parameters, seed)
+    about = {"architecture": architecture(model), "batch_norm": batch_norm, "parameters": words, **subject.conventions}
+    about |= {"date": now(), "environment": environment()}
+    found = Card(title or type(model).__name__, {measure.name: Entry() for measure in MEASURES}, about)
+    _Measurement(subject, found, minutes, progress).run()
+    if against is not None:
+        compare_with(found, against)
+    return found
+
+
+def compare_with(found: Card, other: Card) -> bool:
+    """Write the sentence of a comparison into a card; says whether they are comparable."""
+    try:
+        found.comparison = found.compare(other).sentence
+    except ValueError as error:
+        found.comparison = f"Not compared with {other.title}: {error}"
+        return False
+    return True
+
+
+class _Measurement:
+    """One call of :func:`card`."""
+
+    def __init__(self, subject: Subject, card: Card, minutes: float | None, progress: bool) -> None:
+        self.subject, self.card = subject, card
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.bar = Progress("card", sum(measure.cost for measure in MEASURES), enabled=progress)
+
+    def run(self) -> None:
+        """All measures once, then again where it is worth most."""
+        running = MEASURES[0]
+        try:
+            with self.bar:
+                done = 0.0
+                for k, running in enumerate(MEASURES):
+                    self._show(done, running, MEASURES[k + 1 :])
+                    self._first(running)
+                    done += running.cost
+                while (again := self._next()) is not None:
+                    running = again
+                    self._show(done, running, ())
+                    self._again(running)
+        except KeyboardInterrupt:
+            for measure in MEASURES:
+                entry = self.card.entries[measure.name]
+                if entry.result is None and not entry.reason:
+                    entry.reason = "interrupted" if measure is running else "interrupted before it"
+            raise Interrupted(self.card) from None
+
+    def _show(self, done: float, running: Measure, left: tuple[Measure, ...]) -> None:
+        words = ", ".join(measure.name for measure in left) or "nothing"
+        self.bar.update(done, now=running.title, left=words)
+
+    @property
+    def _left(self) -> float | None:
+        """Seconds that are left."""
+        return None if self.end is None else self.end - time.monotonic()
+
+    def _first(self, measure: Measure) -> None:
+        entry = self.card.entries[measure.name]
+        if self._left is not None and self._left <= 0:
+            entry.reason = "the minutes were over"
+            return
+        self._timed(entry, lambda: self._run(measure, 0))
+
+    def _again(self, measure: Measure) -> None:
+        entry = self.card.entries[measure.name]
+        before, join = entry.result, measure.join
+        assert join is not None
+        self._timed(entry, lambda: join(before, self._run(measure, entry.rounds)))
+        if entry.result is None:  # what was measured before is not lost
+            entry.result = before
+
+    def _run(self, measure: Measure, round_number: int) -> Any:
+        left = None if self._left is None else max(self._left, 1.0) / 60
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what they say stands in the results
+            subject = replace(self.subject)
+            return measure.run(subject, seed_of_round(self.subject.seed, round_number), left)
+
+    def _timed(self, entry: Entry, work: Callable[[], Any]) -> None:
+        """Do the work; what is refused is noted with its reason."""
+        begun = time.monotonic()
+        try:
+            entry.result = work()
+            entry.rounds += 1
+        except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, MemoryError) as error:
+            entry.result, entry.reason = None, str(error) or type(error).__name__
+        entry.seconds += time.monotonic() - begun
+
+    def _next(self) -> Measure | None:
+        """The measure with the largest error bar of those that another round fits in for."""
+        left = self._left
+        if left is None:
+            return None
+        worth: dict[float, Measure] = {}
+        for measure in MEASURES:
+            entry = self.card.entries[measure.name]
+            if measure.join is None or entry.result is None or entry.reason:
+                continue
+            if entry.seconds / entry.rounds <= left:
+                worth[measure.uncertainty(entry.result)] = measure
+        return worth[max(worth)] if worth and max(worth) > ENOUGH else None

@@ -1,0 +1,221 @@
+"""The page of a card: the finding first, then a section for each measure, then what all of it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wideflat.cards.heat_map import heat_map
+from wideflat.cards.measures import MEASURES, AtTheWeights
+from wideflat.cards.summary import amount, lines_of, reach
+from wideflat.energy.eigenvalues import Spectrum
+from wideflat.energy.profile import LocalEnergy
+from wideflat.energy.shift import ShiftProfile
+from wideflat.energy.slices import Slice
+from wideflat.entropy.volumes import FreeEntropy
+from wideflat.report.chart import Chart, Series
+from wideflat.report.page import Page
+
+if TYPE_CHECKING:
+    from wideflat.cards.card import Card
+
+__all__ = ["page_of"]
+
+
+def page_of(card: Card) -> str:
+    """The page as HTML."""
+    c = card.conventions
+    about = [str(c.get("architecture", "")), f"{c['examples']} examples" if "examples" in c else ""]
+    about += [str(c.get("date", "")), f"measured in {card.seconds:.0f} s"]
+    finding = card.headline[:1].upper() + card.headline[1:] + "."
+    page = Page(f"Card of {card.title}", " · ".join(part for part in about if part), finding)
+    if card.comparison:
+        page.section("Beside another")
+        refused = card.comparison.startswith("Not compared")
+        page.paragraph(card.comparison, "warning" if refused else "finding")
+    for title, names, draw in _SECTIONS:
+        page.section(title)
+        there = {name: card.get(name) for name in names if card.get(name) is not None}
+        if there:
+            draw(page, there)
+        for name in names:
+            if name in card.refused:
+                words = next(measure.title for measure in MEASURES if measure.name == name)
+                page.paragraph(f"No {words}: {card.refused[name]}", "warning")
+    _conventions(page, card)
+    return page.html()
+
+
+def _at_w(page: Page, results: dict[str, Any]) -> None:
+    found: AtTheWeights = results["at_w"]
+    rows = [
+        [found.metric_name, amount(found.metric, found.metric_stderr, found.metric_name)],
+        [found.loss_name, amount(found.loss, found.loss_stderr, found.loss_name)],
+    ]
+    page.table(["", "value"], rows)
+    words = f"Over {found.examples} examples. The error bar says what another {found.examples} would change."
+    page.paragraph(words, "quiet")
+
+
+def _noise(page: Page, results: dict[str, Any]) -> None:
+    metric = next(iter(results.values())).conventions.get("metric", "error")
+    factor = 100.0 if metric == "error" else 1.0
+    series = [
+        Series(f"{name} noise", found.sigmas, factor * found.mean, factor * found.stderr)
+        for name, found in results.items()
+    ]
+    unit = " (points)" if metric == "error" else ""
+    caption = (
+        "How much is added when every weight gets normal noise: relative to its own size, or to the size of its filter "
+        "(row). Bands are standard errors over noise."
+    )
+    page.charts(Chart("noise", "Local energy", "sigma", f"growth of the {metric}{unit}", series, caption=caption))
+    for name, found in results.items():
+        extra = [line for line in lines_of(name, found) if "cannot move" in line]
+        step = 0.05 if metric == "error" else 0.1
+        page.paragraph(f"Under {name} noise the {reach(found, step)}{''.join(f'; {line}' for line in extra)}.")
+
+
+def _layers(page: Page, results: dict[str, Any]) -> None:
+    found: dict[str, LocalEnergy] = results["layers"]
+    first = next(iter(found.values()))
+    metric, sigma = first.conventions["metric"], float(first.sigmas[0])
+    height = max(max(float(profile.mean[0]) for profile in found.values()), 1e-12)
+    rows = [
+        [
+            name or "(the network itself)",
+            profile.conventions["perturbed"],
+            amount(float(profile.mean[0]), float(profile.stderr[0]), metric),
+            "█" * max(0, round(12 * float(profile.mean[0]) / height)) or "·",
+        ]
+        for name, profile in found.items()
+    ]
+    page.table(
+        ["layer", "weights", f"growth of the {metric}", "share"],
+        rows,
+        f"relative noise of sigma = {sigma:g} on one layer alone, in the order of the network",
+    )
+
+
+def _shift(page: Page, results: dict[str, Any]) -> None:
+    rows = []
+    found: dict[str, ShiftProfile] = results["shift"]
+    for kind, shift in found.items():
+        metric = shift.conventions["metric"]
+        for k, position in enumerate(shift.positions):
+            rows.append(
+                [
+                    f"{position:g} bits" if kind == "quantize" else f"{100 * position:g} % pruned",
+                    amount(float(shift.mean[k]), float(shift.stderr[k]), metric),
+                    f"{shift.sigmas[k]:.2g}",
+                    amount(float(shift.noise_mean[k]), float(shift.noise_stderr[k]), metric),
+                    _verdict(shift, k),
+                ]
+            )
+    page.table(
+        ["change", f"growth of the {metric}", "sigma of equal length", "noise of that length", "against noise"],
+        rows,
+        "weights rounded to the nearest (symmetric, one step a tensor), or the smallest set to zero",
+    )
+
+
+def _verdict(shift: ShiftProfile, k: int) -> str:
+    gap = float(shift.mean[k] - shift.noise_mean[k])
+    bar = float(np.hypot(shift.stderr[k], shift.noise_stderr[k]))
+    if not np.isfinite(gap) or abs(gap) < 2 * bar:
+        return "as noise"
+    return "better than noise" if gap < 0 else "worse than noise"
+
+
+def _worst(page: Page, results: dict[str, Any]) -> None:
+    found: dict[str, LocalEnergy] = results["worst"]
+    labels = {"l2": "worst of the l2 ball, at least", "linf": "worst of the box, at least", "average": "average"}
+    series = [Series(labels[name], p.sigmas, p.mean, p.stderr) for name, p in found.items()]
+    c = found["l2"].conventions
+    caption = (
+        f"Largest loss that {c['steps']} steps of ascent{' and a restart' if c['restarts'] else ''} find within sigma "
+        "of the weights (relative to their size): a lower bound of the worst. The average is that of noise of the same "
+        "sigma."
+    )
+    page.charts(Chart("worst", "Worst case and average", "sigma", f"growth of the {c['metric']}", series,
+                      caption=caption, y_scale="log"))  # fmt: skip
+
+
+def _spectrum(page: Page, results: dict[str, Any]) -> None:
+    found: Spectrum = results["spectrum"]
+    density = found.density()
+    drawn = np.where(density.mean > density.mean.max() * 1e-9, density.mean, np.nan)
+    series = [Series("density", density.points, drawn, np.where(np.isnan(drawn), 0.0, density.stderr))]
+    caption = (
+        f"Density of the eigenvalues of diag(w) H diag(w), smoothed by a Gaussian of width {density.width:.2g}, from "
+        f"{len(found.nodes)} random probes of {found.nodes.shape[1]} products each. A few large eigenvalues stand "
+        "apart from the bulk around 0 in most trained networks. The band is the standard error over probes."
+    )
+    page.charts(Chart("spectrum", "Spectrum of the Hessian", "eigenvalue", "density", series, caption=caption,
+                      y_scale="log"))  # fmt: skip
+    rows = [
+        [f"eigenvalue {k + 1}", f"{value:.4g}", f"{bar:.1g}"]
+        for k, (value, bar) in enumerate(zip(found.eigenvalues, found.residuals, strict=True))
+    ]
+    rows.append(["trace", f"{found.trace:.4g}", f"{found.trace_stderr:.2g}"])
+    page.table(["", "value", "error"], rows)
+    words = "The error of an eigenvalue is its residual; that of the trace is the standard error over probes."
+    page.paragraph(words, "quiet")
+    for note in found.conventions.get("notes", []):
+        page.paragraph(note, "quiet")
+
+
+def _slice(page: Page, results: dict[str, Any]) -> None:
+    found: Slice = results["slice"]
+    caption = (
+        f"Growth of the {found.conventions['metric']} on a plane through the weights (the cross), along two random "
+        "directions in which every filter moves by its own size. Colours go by the square root. Standard errors over "
+        f"data are up to {np.nanmax(found.stderr):.2g}."
+    )
+    page.picture("Slice of the loss", heat_map(found), caption)
+
+
+def _entropy(page: Page, results: dict[str, Any]) -> None:
+    found: FreeEntropy = results["entropy"]
+    rows = [
+        [
+            f"{p.sigma:g}",
+            f"{p.lower:.4g} ± {p.lower_stderr:.1g}",
+            f"{p.upper:.4g} ± {p.upper_stderr:.1g}",
+            f"{p.llc[-1]:.3g} ± {p.llc_stderr[-1]:.1g}" if p.llc else "",
+        ]
+        for p in found.points
+    ]
+    page.table(["sigma", "log Z at least", "log Z at most", "learning coefficient"], rows)
+    page.paragraph(f"The two bounds of the free entropy, with their errors over chains: {found.about()}.", "quiet")
+
+
+def _conventions(page: Page, card: Card) -> None:
+    page.section("How it was measured")
+    titles = {measure.name: measure.title for measure in MEASURES}
+    rows = [
+        [titles[name], f"{entry.seconds:.1f}", entry.rounds, entry.reason or "measured"]
+        for name, entry in card.entries.items()
+    ]
+    page.table(["measure", "seconds", "rounds", ""], rows, "what was measured, and how long it took")
+    page.details("Conventions of the card", card.conventions)
+    for name in card.measured:
+        result = card.entries[name].result
+        parts = result if isinstance(result, dict) else {"": result}
+        first = next(iter(parts.values()))
+        if getattr(first, "conventions", None):
+            page.details(f"Conventions: {titles[name]}", first.conventions)
+
+
+_SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Page, dict[str, Any]], None]], ...] = (
+    ("At the weights", ("at_w",), _at_w),
+    ("Under noise", ("relative", "filter"), _noise),
+    ("Layer by layer", ("layers",), _layers),
+    ("What comes later: rounding and pruning", ("shift",), _shift),
+    ("In the worst case", ("worst",), _worst),
+    ("Curvature", ("spectrum",), _spectrum),
+    ("A picture", ("slice",), _slice),
+    ("Room around it", ("entropy",), _entropy),
+)

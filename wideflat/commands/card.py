@@ -1,0 +1,132 @@
+"""``wideflat card``: everything one asks of a minimum, measured in one call, on one page."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from torch import nn
+
+from wideflat.cards.card import Card
+from wideflat.cards.measuring import Interrupted, card, compare_with
+from wideflat.commands import UsageError
+from wideflat.commands.local_energy import load_weights, named_function
+from wideflat.training.flatness import augmentation_of_run, images_of_run
+from wideflat.training.runs import Run
+
+__all__ = ["Command"]
+
+
+@dataclass
+class Command:
+    """Everything one asks of a minimum, with error bars, on one page: noise, layers, rounding, worst case, spectrum.
+
+    PATH is a run of `wideflat train`, or any checkpoint (.safetensors, or what torch.save wrote of a state_dict)
+    together with --build, a function of yours that returns the model and its training data: (model, data), data being
+    (inputs, targets), a data set or a DataLoader without random augmentation. A page (.html, needs nothing but itself)
+    and a file of numbers (.json) are written. Ctrl-C keeps what was measured. A measure that the network does not allow
+    is left out with its reason.
+
+    Examples:
+      wideflat card runs/cifar10-smallconvnet-sgd-0
+      wideflat card runs/a --minutes 5 --against runs/b/card.json
+      wideflat card weights.pt --build my_project.nets:build --quick
+    """
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a checkpoint (with --build)."""
+    build: str | None = None
+    """module:function that returns (model, data) or (model, data, options of wideflat.card) for a checkpoint, the model
+    for a run of a network of your own. It is imported and called: only your own code."""
+    quick: bool = False
+    """Fewer examples, points and steps: about a quarter of the time."""
+    minutes: float | None = None
+    """Time to spend; what is left after all measures goes to those whose error bars are largest."""
+    against: Path | None = None
+    """Another card (.json or .html): say how this one compares."""
+    examples: int | None = None
+    """Examples of the dear measures; the others see up to four times as many. By the cost of the network when left
+    out."""
+    title: str = ""
+    """What to call it; the name of the run or file when left out."""
+    epoch: int | None = None
+    """Of a run: the snapshot at this epoch instead of the final network."""
+    data: Path | None = None
+    """Of a run: folder with the data set; by default where the run found it."""
+    device: str = "cpu"
+    """Where to compute."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path | None = None
+    """The page; card.html in the run, or beside the checkpoint, when left out. The numbers are in a .json beside it."""
+    json: bool = False
+    """Print the numbers as JSON instead of the text."""
+
+    def run(self) -> int:
+        """Measure, write, print; 1 if a comparison is refused, 130 after Ctrl-C."""
+        other = None if self.against is None else Card.load(self.against)  # a missing file is found before the work
+        out = self.out or self._default_out()
+        if out.suffix.lower() != ".html":
+            raise UsageError(f"--out must be a page, NAME.html, got {out}")
+        model, data, options = self._from_run() if self.build is None or self.path.is_dir() else self._from_checkpoint()
+        settings: dict[str, Any] = {
+            "title": self.title or self.path.resolve().name, "quick": self.quick, "minutes": self.minutes,
+            "examples": self.examples, "seed": self.seed,
+        }  # fmt: skip
+        code = 0
+        try:
+            found = card(model, data, **{**settings, **options})
+        except Interrupted as interrupted:
+            found, code = interrupted.card, 130
+            print("wideflat: interrupted; this is what was measured until then", file=sys.stderr)
+        if other is not None and not compare_with(found, other):
+            code = code or 1
+        found.save(out)
+        found.save(out.with_suffix(".json"))
+        if self.json:
+            print(json_module.dumps(found.to_dict(), indent=1, allow_nan=False))
+        else:
+            print(found)
+            print(f"page: {out}\nnumbers: {out.with_suffix('.json')}")
+        return code
+
+    def _default_out(self) -> Path:
+        if self.path.is_dir():
+            return self.path / ("card.html" if self.epoch is None else f"card-{self.epoch:04d}.html")
+        return self.path.with_name(f"{self.path.stem}.card.html")
+
+    def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        """The network of a run and its training images, without random augmentation."""
+        if (self.path / "solutions.npz").exists() or self.path.suffix == ".npz":
+            raise UsageError(
+                f"{self.path} holds committee machines, which have no gradient: `wideflat local-energy` and "
+                "`wideflat local-entropy` measure these"
+            )
+        if self.path.is_file() and not (self.path.parent / "config.json").exists():
+            raise UsageError(
+                f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
+                "training data"
+            )
+        run = Run.open(self.path)
+        images = images_of_run(run, self.data)
+        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
+        plain = augmentation_of_run(run).evaluation()
+        inputs = plain(pixels, images.mean, images.std, torch.default_generator).to(self.device)
+        build = None if self.build is None else named_function(self.build)
+        return run.load_model(self.epoch, self.device, build=build), (inputs, images.train.targets.to(self.device)), {}
+
+    def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
+        assert self.build is not None
+        built = named_function(self.build)()
+        if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
+            raise ValueError(
+                f"{self.build} must return (model, data) or (model, data, options of wideflat.card); got "
+                f"{type(built).__name__}"
+            )
+        load_weights(built[0], self.path)
+        return built[0].to(self.device), built[1], dict(built[2]) if len(built) == 3 else {}

@@ -1,0 +1,82 @@
+"""Local-energy profiles for a report: those that may be compared share an axis, seeds of one setting share a curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from wideflat.commands.run_groups import RunGroup
+from wideflat.energy.profile import LocalEnergy
+from wideflat.report.chart import Chart, Series
+
+__all__ = ["comparable", "energy_charts"]
+
+
+def energy_charts(energies: Mapping[str, LocalEnergy], groups: Sequence[RunGroup]) -> list[Chart]:
+    """A figure for each set of profiles that may be compared.
+
+    Args:
+        energies: By the file they were found in, without its ending.
+        groups: Runs that differ by their seed: profiles in the folders of a group are averaged.
+    """
+    sets = comparable(energies)
+    charts = []
+    for number, names in enumerate(sets, 1):
+        first = energies[names[0]]
+        unit = "points of error" if first.conventions.get("metric", "error") == "error" else "of the metric"
+        scale = 100 if unit == "points of error" else 1
+        apart = "" if len(sets) == 1 else f" Figure {number} of {len(sets)}: others were measured on other data, in "
+        apart += "" if len(sets) == 1 else "another way, or at another error of the network, and cannot be compared."
+        charts.append(
+            Chart(
+                "local-energy" if len(sets) == 1 else f"local-energy-{number}",
+                f"Local energy, E(w) = {scale * first.baseline:.3g}{' %' if scale == 100 else ''}",
+                "perturbation σ",
+                f"δE ({unit})",
+                [_series(label, [energies[name] for name in mine], scale) for label, mine in _labels(names, groups)],
+                caption="Mean, and the standard deviation over n seeds, or for one network the standard error over the "
+                f"noise. Lower is flatter.{apart}",
+                error_label="standard deviation over seeds, or standard error over the noise",
+            )
+        )
+    return charts
+
+
+def comparable(energies: Mapping[str, LocalEnergy]) -> list[list[str]]:
+    """Names of profiles that `LocalEnergy.compare` lets stand beside the first of their set."""
+    sets: list[list[str]] = []
+    for name, profile in energies.items():
+        for mine in sets:
+            try:
+                profile.compare(energies[mine[0]])
+            except ValueError:
+                continue
+            mine.append(name)
+            break
+        else:
+            sets.append([name])
+    return sets
+
+
+def _labels(names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
+    """Curves: the profiles of the runs of a group together, others by themselves."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        folder = name.rpartition("/")[0]
+        group = next((group.label for group in groups if folder in group.runs), name)
+        found.setdefault(group, []).append(name)
+    return list(found.items())
+
+
+def _series(label: str, profiles: Sequence[LocalEnergy], scale: float) -> Series:
+    if len(profiles) == 1:
+        (one,) = profiles
+        return Series(label, one.sigmas, scale * one.mean, error=scale * one.stderr, n=1)
+    sigmas = sorted(set.intersection(*({float(sigma) for sigma in each.sigmas} for each in profiles)))
+    values = scale * np.array([[_at(each, sigma) for sigma in sigmas] for each in profiles])
+    return Series(label, sigmas, values.mean(0), error=values.std(0, ddof=1), n=len(profiles))
+
+
+def _at(profile: LocalEnergy, sigma: float) -> float:
+    return float(profile.mean[np.flatnonzero(profile.sigmas == sigma)[0]])

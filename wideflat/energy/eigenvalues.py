@@ -1,0 +1,226 @@
+"""A spectrum as random probes see it: density, trace and other means over eigenvalues, each with its error.
+
+:mod:`wideflat.energy.spectrum` says what the error bars are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from wideflat.files import atomic_write
+
+__all__ = ["Density", "Spectrum"]
+
+
+@dataclass
+class Density:
+    """The density of eigenvalues, smoothed by a Gaussian.
+
+    Attributes:
+        points: Where, shape (X,).
+        mean: rho there.
+        stderr: Its standard error over probes.
+        lower: End of its interval at 95 %.
+        upper: The other end.
+        width: Of the Gaussian.
+    """
+
+    points: np.ndarray
+    mean: np.ndarray
+    stderr: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    width: float
+
+
+@dataclass
+class Spectrum:
+    """Eigenvalues of a matrix of second derivatives, as far as random probes see them.
+
+    Attributes:
+        nodes: Of the quadrature rule of each probe, shape (P, M).
+        weights: Of the nodes; each row has the sum 1 (0 for nodes that only fill a row).
+        eigenvalues: The largest ones, in falling order: those of the probe that came nearest.
+        residuals: |A v - lambda v| of each, an upper bound of its error.
+        size: D, the number of weights.
+        baseline: The loss.
+        conventions: As in :class:`wideflat.LocalEnergy`.
+    """
+
+    nodes: np.ndarray
+    weights: np.ndarray
+    eigenvalues: np.ndarray
+    residuals: np.ndarray
+    size: int
+    baseline: float
+    conventions: dict[str, Any] = field(default_factory=dict)
+
+    _ARRAYS = ("nodes", "weights", "eigenvalues", "residuals")
+
+    def mean(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        """(1/D) sum_i f(lambda_i), and its standard error over probes.
+
+        Args:
+            function: The f, of arrays; the smoother it is, the fewer steps it needs.
+        """
+        mean, variance = self._moments(function(self.nodes))
+        return float(mean), math.sqrt(variance)
+
+    def _moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The mean of values at the nodes (last two axes) over eigenvalues, and the variance of it over probes."""
+        first, second = ((values**power * self.weights).sum(-1).mean(-1) for power in (1, 2))
+        return first, 2 * np.maximum(second - first**2, 0.0) / ((self.size + 2) * len(self.nodes))
+
+    @property
+    def trace(self) -> float:
+        """The sum of the eigenvalues."""
+        return self.size * self.mean(lambda x: x)[0]
+
+    @property
+    def trace_stderr(self) -> float:
+        """Standard error of the trace over probes."""
+        return self.size * self.mean(lambda x: x)[1]
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """The smallest and the largest node: the ends of the spectrum, from inside."""
+        seen = self.nodes[self.weights > 0]
+        return float(seen.min()), float(seen.max())
+
+    def density(self, points: Sequence[float] | np.ndarray | None = None, width: float | None = None) -> Density:
+        """The density of the eigenvalues with its interval over probes.
+
+        Args:
+            points: Where; 201 over the whole spectrum when left out.
+            width: Standard deviation of the Gaussian; the length of the spectrum over the steps when left out.
+        """
+        low, high = self.extent
+        if width is None:
+            width = (high - low) / self.nodes.shape[1] or max(abs(high), 1.0) * 1e-3
+        if not width > 0:
+            raise ValueError(f"width must be positive, got {width}")
+        where = np.linspace(low - 3 * width, high + 3 * width, 201) if points is None else np.asarray(points, float)
+        bell = np.exp(-0.5 * ((where[:, None, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+        mean, variance = self._moments(bell)
+        second = (bell**2 * self.weights).sum(-1).mean(-1)
+        lower, upper = (self._end(share, mean, second) for share in (0.975, 0.025))
+        return Density(where, mean, np.sqrt(variance), lower, upper, float(width))
+
+    def _end(self, share: float, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """The m_1 of which the mean that was seen is this quantile, by bisection of its logarithm."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(mean > 0, second / mean, 1.0)
+        low, high = np.full(len(mean), -12.0), np.full(len(mean), 12.0)
+        for _ in range(50):
+            middle = (low + high) / 2
+            found = mean * np.exp(middle)
+            below = np.maximum(ratio - found, 1e-12 * ratio)
+            freedom = np.clip(len(self.nodes) * (self.size + 2) * found / below, len(self.nodes), 1e6)
+            half = torch.from_numpy(freedom / 2)
+            seen = torch.special.gammainc(half, half * torch.from_numpy(np.exp(-middle))).numpy()
+            low, high = np.where(seen > share, middle, low), np.where(seen > share, high, middle)
+        return mean * np.exp((low + high) / 2)
+
+    def joined(self, other: Spectrum) -> Spectrum:
+        """This one with the probes of another of the same matrix, from another seed."""
+        ours, theirs = ({**s.conventions, "seed": None, "probes": None} for s in (self, other))
+        if ours != theirs or self.size != other.size:
+            raise ValueError("only spectra of the same matrix can be joined: their conventions differ")
+        if self.conventions.get("seed") == other.conventions.get("seed"):
+            raise ValueError("these spectra have the same seed, so the same probes: there is nothing to join")
+        wide = max(self.nodes.shape[1], other.nodes.shape[1])
+        nodes, weights = (
+            np.concatenate([np.pad(getattr(s, name), ((0, 0), (0, wide - s.nodes.shape[1]))) for s in (self, other)])
+            for name in ("nodes", "weights")
+        )
+        best = self if self.residuals.sum() <= other.residuals.sum() else other
+        words = {**self.conventions, "probes": len(nodes)}
+        return Spectrum(nodes, weights, best.eigenvalues, best.residuals, self.size, self.baseline, words)
+
+    # ---- on disk and on paper
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        content = asdict(self)
+        return {"format": 1, **content, **{name: content[name].tolist() for name in self._ARRAYS}}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Spectrum:
+        """The inverse of :meth:`to_dict`."""
+        content = dict(content)
+        if content.pop("format", None) != 1:
+            raise ValueError("expected a spectrum of format 1")
+        try:
+            return cls(**{**content, **{name: np.array(content[name], dtype=float) for name in cls._ARRAYS}})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a part is missing or damaged ({error})") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, whole or not at all."""
+        with atomic_write(path) as file:
+            json.dump(self.to_dict(), file)
+            file.write("\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
+        """Read what :meth:`save` wrote."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is not a whole spectrum: {error}") from None
+
+    def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
+        """Draw the density over eigenvalues, logarithmically, with its interval; returns the axes of matplotlib."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        found = self.density()
+        (line,) = ax.plot(found.points, found.mean, label=label, **style)
+        ax.fill_between(found.points, found.lower, found.upper, color=line.get_color(), alpha=0.2, linewidth=0)
+        ax.set_yscale("log")
+        ax.set_ylim(max(found.mean.max() * 1e-8, 1e-3 / (self.size * found.width)), found.mean.max() * 3)
+        ax.set_xlabel(r"eigenvalue $\lambda$")
+        ax.set_ylabel("density")
+        if label is not None:
+            ax.legend()
+        return ax
+
+    def about(self) -> str:
+        """What it is the spectrum of, in one line."""
+        c = self.conventions
+        parts = [
+            f"{_NAMES.get(c.get('matrix', ''), 'matrix')} of the {c['metric']} of {c['architecture']}"
+            if "architecture" in c
+            else "",
+            f"{c['examples']} examples" if "examples" in c else "",
+            f"{c['parameters']}, scale: {c['scale']}" if "scale" in c else "",
+            f"{len(self.nodes)} probes",
+            *c.get("notes", []),
+        ]
+        return "; ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        top = ", ".join(f"{v:.4g} +- {r:.1g}" for v, r in zip(self.eigenvalues, self.residuals, strict=True))
+        low, high = self.extent
+        return "\n".join(
+            [
+                f"largest eigenvalues {top}",
+                f"trace {self.trace:.4g} +- {self.trace_stderr:.2g} over {self.size} weights, nodes from {low:.4g} to "
+                f"{high:.4g}",
+                f"loss {self.baseline:.4g}",
+                self.about(),
+            ]
+        )
+
+
+_NAMES = {"hessian": "Hessian", "ggn": "Gauss-Newton matrix"}
