@@ -21,7 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["check_cycle", "check_parameter", "choice", "function", "network", "number", "numbers_of", "real_tensor"]
+__all__ = [
+    "check_cycle",
+    "check_entropy_sgd",
+    "check_parameter",
+    "choice",
+    "function",
+    "network",
+    "number",
+    "numbers_of",
+    "real_tensor",
+]
 __all__ += ["refuse_differentiable", "shown", "warn_of_adam", "warn_of_low_lr", "warn_user", "whole"]
 
 T = TypeVar("T")
@@ -241,6 +251,22 @@ def check_cycle(settings: dict[str, Any]) -> None:
         raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
     if not isinstance(settings["seed"], int):
         raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
+
+
+def check_entropy_sgd(group: dict[str, Any]) -> None:
+    """Refuse values that cannot be meant, of a param group of Entropy-SGD."""
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(group['lr'].shape)}")
+    for name in ("lr", "inner_lr", "gamma", "epsilon", "weight_decay", "momentum"):
+        if not float(group[name]) >= 0:
+            raise ValueError(f"{name} must be >= 0, got {group[name]}")
+    for name in ("outer_momentum", "outer_weight_decay"):
+        if group[name] is not None and not group[name] >= 0:
+            raise ValueError(f"{name} must be >= 0 or None, got {group[name]}")
+    check_cycle(group)
+    for nesterov, momentum in (("nesterov", "momentum"), ("outer_nesterov", "outer_momentum")):
+        if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
+            raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")
 
 
 def check_parameter(p: Tensor) -> None:

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
-from wideflat.checks import check_cycle, check_parameter, refuse_differentiable, shown, warn_of_adam, warn_of_low_lr
+from wideflat.checks import (
+    check_entropy_sgd,
+    check_parameter,
+    refuse_differentiable,
+    shown,
+    warn_of_adam,
+    warn_of_low_lr,
+)
 from wideflat.entropic import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
@@ -67,16 +74,14 @@ class EntropySGD(Cycles):
     Args:
         params: Parameters, or groups of them, as for any torch optimizer.
         lr: Outer learning rate eta: the part of the way from w to the mean of w' that w goes, 0.5 to 1 in the paper.
-            The learning rate that one would give to SGD is ``inner_lr``; a warning says so where ``lr`` is below 0.1
-            and ``inner_lr`` left out. `docs/optimizers.md` has what was tried to choose the defaults.
+            SGD's learning rate is ``inner_lr``. How the defaults were chosen: `docs/optimizers.md`.
         inner_lr: Inner learning rate eta'. It is not driven by schedulers.
         inner_steps: L, the mini-batches in a cycle; the same in all groups.
         gamma: Strength of the pull towards w.
         epsilon: Size of the Langevin noise.
         alpha: Weight of the past in the running mean mu; 0 keeps the last w' alone.
         momentum: Momentum of both loops. When left out, Nesterov's of 0.9 as in the paper; with another ``inner`` 0.
-        nesterov: Nesterov momentum in both loops; as in `torch.optim.SGD` it is to be asked for where ``momentum`` is
-            given.
+        nesterov: Nesterov momentum in both loops; where ``momentum`` is given it is to be asked for, as in torch.
         weight_decay: Weight decay of both loops.
         outer_momentum: Momentum of the outer loop, where it is to differ; None means ``momentum``.
         outer_nesterov: The same for ``nesterov``.
@@ -202,7 +207,7 @@ class EntropySGD(Cycles):
         if group["nesterov"] is None:
             group["nesterov"] = left_out and self._plain
         try:
-            _check(group)
+            check_entropy_sgd(group)
             for p in group["params"]:
                 check_parameter(p)
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
@@ -444,19 +449,3 @@ class EntropySGD(Cycles):
 def _outer(group: dict[str, Any], name: str) -> Any:
     value = group[f"outer_{name}"]
     return group[name] if value is None else value
-
-
-def _check(group: dict[str, Any]) -> None:
-    """Refuse values that cannot be meant."""
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-        raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(group['lr'].shape)}")
-    for name in ("lr", "inner_lr", "gamma", "epsilon", "weight_decay", "momentum"):
-        if not float(group[name]) >= 0:
-            raise ValueError(f"{name} must be >= 0, got {group[name]}")
-    for name in ("outer_momentum", "outer_weight_decay"):
-        if group[name] is not None and not group[name] >= 0:
-            raise ValueError(f"{name} must be >= 0 or None, got {group[name]}")
-    check_cycle(group)
-    for nesterov, momentum in (("nesterov", "momentum"), ("outer_nesterov", "outer_momentum")):
-        if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
-            raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")
