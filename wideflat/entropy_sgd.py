@@ -411,7 +411,7 @@ class EntropySGD(Cycles):
             kept = KernelLists(*lists[:4], offsets=firsts)
         elif self._fused:
             raise RuntimeError(
-                "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or float64, sharded "
+                "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or float64, cut "
                 "by rows if at all, with inner_state='restart'; use fused=None, which falls back on torch's operations"
             )
         elif not all(is_walkable(place) for place in part.places):
