@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import wideflat
 from wideflat.algorithms import ema
@@ -240,3 +240,51 @@ def test_saved_on_two_ranks_and_loaded_on_three_and_on_one(ranks, tmp_path):
             name = key if isinstance(key, str) else key[0]
             for mine, theirs in zip(weights, expected[name], strict=True):
                 np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0, err_msg=str(key))
+
+
+# -------------------------------------------------------------------------------- summands, and files of whole tensors
+
+
+def odd_ones():
+    """Gradients that ranks hold summands of; a state of whole tensors in a sharded optimizer, and the reverse."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    rest = [1 / 4, 3 / 4][mesh.get_local_rank()]
+    for name in ("EntropySGD", "Entropic", "SAM"):
+        params = [cut("all kinds", mesh, i, value) for i, value in enumerate(values(name))]
+        opt = OPTIMIZERS[name](params)
+        for t in range(7):
+
+            def closure(opt=opt, params=params, t=t):
+                opt.zero_grad()
+                set_gradients(params, t)
+                for p in params:
+                    if p.grad is not None:
+                        whole_one = p.grad.full_tensor()
+                        p.grad = DTensor.from_local(whole_one * rest, mesh, [Partial()], run_check=False)
+                return torch.zeros(())
+
+            opt.step(closure)
+        found[name] = [whole(p) for p in params]
+    files = {}
+    for there in (True, False):
+        made = [cut("rows", mesh, i, v) if there else nn.Parameter(v) for i, v in enumerate(values("EntropySGD"))]
+        opt = OPTIMIZERS["EntropySGD"](made)
+        take_steps(opt, made, 0, 5)
+        files[there] = made, opt
+    for there, (_, opt) in files.items():
+        again = [nn.Parameter(p.detach().clone()) for p in files[not there][0]]
+        other = OPTIMIZERS["EntropySGD"](again)
+        other.load_state_dict(opt.state_dict())
+        take_steps(other, again, 5, 12)
+        found[f"sharded file: {there}"] = [whole(p) for p in again]
+    return found
+
+
+def test_summands_of_gradients_and_states_of_whole_tensors(ranks):
+    results = ranks(odd_ones, 2, timeout=240)
+    for name in results[0]:
+        kind, steps = (name, 7) if name in OPTIMIZERS else ("EntropySGD", 12)
+        expected, _ = train(kind, [nn.Parameter(value) for value in values(kind)], steps)
+        for result in results:
+            for mine, theirs in zip(result[name], expected, strict=False):
+                np.testing.assert_allclose(mine, theirs, atol=1e-6, rtol=0, err_msg=f"{name}, {theirs.shape}")

@@ -329,6 +329,9 @@ class SAM(Optimizer):
         assert first is not None
         self._put_back()
         made = dict(zip(first.params, first.gradients, strict=True))
+        for p in self._params():
+            if p.grad is not None:
+                local_gradient(p)  # summed over ranks that hold summands of it
         second = {p: p.grad for p in self._params() if p.grad is not None}
         if first.finite is None:
             gradients = self._combine(made, {})
