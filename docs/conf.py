@@ -28,7 +28,7 @@ extensions = [
 ]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "*.ipynb"]
 suppress_warnings = ["myst.xref_missing"]  # links to files of the repository outside of this folder
 
 autodoc_member_order = "bysource"

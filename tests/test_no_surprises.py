@@ -107,6 +107,23 @@ def test_launches_do_not_grow_with_the_tensors(name):
     assert few == many and few.total() > 0
 
 
+@pytest.mark.parametrize("kind", [wideflat.SAM, wideflat.ASAM, wideflat.GSAM, wideflat.FriendlySAM, wideflat.LookSAM])
+def test_the_sam_family_waits_for_nothing(kind):
+    """Their launches do grow with the tensors."""
+    params = parameters(3)
+    opt = kind(params, rho=0.05, lr=0.02, foreach=True, **SGD)
+
+    def both_halves():
+        opt.perturb()
+        for p in params:
+            p.grad = torch.empty_like(p)
+        opt.restore()
+        opt.step()
+
+    both_halves()
+    assert watched(lambda: [both_halves() for _ in range(2)]).forbidden == []
+
+
 @pytest.mark.parametrize("rounding", ["kept", "stochastic"])
 def test_half_precision_waits_for_nothing_either(rounding):
     opt = wideflat.EntropySGD(parameters(3, torch.bfloat16), epsilon=0.01, rounding=rounding, **CYCLE, **SGD)

@@ -27,7 +27,7 @@ from wideflat.kernels.foreach import displacement
 from wideflat.kernels.library import kernel_is_there
 from wideflat.kernels.parts import Part
 from wideflat.kernels.rounding import ROUNDED, empty_rest
-from wideflat.kernels.shards import is_walkable, like, local, of_one_kind
+from wideflat.kernels.shards import is_walkable, like, local, of_one_kind, stretches
 from wideflat.notebook import settings_shown
 
 __all__ = ["EntropySGD"]
@@ -404,10 +404,10 @@ class EntropySGD(Cycles):
         self._kernels.pop((loop, number), None)
         self._fit(part.params)
         restarts = loop == "outer" or self.inner_state == "restart"
-        stretches = all(isinstance(place, int) for place in part.places)
+        firsts = stretches(part.places)
         wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
-        if wanted and restarts and stretches and KernelLists.fits(*lists):
-            kept = KernelLists(*lists[:4], offsets=part.places)
+        if wanted and restarts and firsts is not None and KernelLists.fits(*lists):
+            kept = KernelLists(*lists[:4], offsets=firsts)
         elif self._fused:
             raise RuntimeError(
                 "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or all in "

@@ -74,7 +74,7 @@ def test_parle():
     replicas = wideflat.Replicas(make_model, 2)
     settings = {"lr": 0.8, "inner_lr": 0.05, "gamma": 0.2, "alpha": 0.6}
     twin = parle(made(), [vector(model) for model in replicas], 9, 3, attraction=0.5, **settings)
-    opt = wideflat.EntropySGD(replicas.parameters(), inner_steps=3, epsilon=0.0, **settings)
+    opt = wideflat.EntropySGD(replicas.parameters(), inner_steps=3, epsilon=0.0, momentum=0.0, **settings)
     coupling = wideflat.Parle(replicas, opt, gamma=0.5)
     for t, held in enumerate(twin):
         opt.zero_grad()
@@ -125,7 +125,7 @@ LIMITS = {
         lambda m: adamw(m.parameters()),
     ),
     "Entropy-SGD without noise, mean and pull is Lookahead": (
-        lambda m: wideflat.EntropySGD(m.parameters(), 0.5, 0.05, 4, gamma=0.0, epsilon=0.0, alpha=0.0),
+        lambda m: wideflat.EntropySGD(m.parameters(), 0.5, 0.05, 4, gamma=0.0, epsilon=0.0, alpha=0.0, momentum=0.0),
         lambda m: wideflat.Lookahead(m.parameters(), 0.5, 0.05, 4),
     ),
     "Entropic around SGD, restarted, without pull is Lookahead": (

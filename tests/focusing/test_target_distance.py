@@ -101,7 +101,7 @@ def test_the_distance_of_a_network_is_held_while_it_trains():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
         opt = wideflat.EntropySGD(
-            net.parameters(), lr=0.3, inner_lr=0.05, inner_steps=8, gamma=0.5, epsilon=0.0, momentum=0
+            net.parameters(), lr=0.3, inner_lr=0.05, inner_steps=8, gamma=0.5, epsilon=0.0, momentum=0.0
         )
         hold = wideflat.TargetDistance(opt, ratio, gain=1.0 if batch == 256 else 0.2)
         x = torch.randn(256, 5)

@@ -173,7 +173,7 @@ DOORS: dict[str, Door] = {
     "curvature": Door(
         wideflat.curvature,
         measured(top=2, probes=2, scale="relative", metric="loss", batch_norm="eval", parameters="all", tolerance=0.1,
-                 max_iterations=3, seed=0, batch_size=8, forward=None),
+                 max_iterations=100, seed=0, batch_size=8, forward=None),
         lambda result, arguments: str(result),
     ),
     "layer_profiles": Door(

@@ -42,7 +42,7 @@ def whole_network(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):  # whoever asked says what is wrong with it
         return model
-    sharded = [module for module in model.modules() if _is_fully_sharded(module)]
+    sharded: list[Any] = [module for module in model.modules() if _is_fully_sharded(module)]
     for module in sharded:  # after a forward pass the root holds other parameters, whole ones
         module.reshard()
     if not sharded and not any(is_sharded(tensor) for tensor in (*model.parameters(), *model.buffers())):
@@ -52,7 +52,8 @@ def whole_network(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if is_sharded(tensor):
-            full = tensor.detach().full_tensor()  # type: ignore[attr-defined] # a DTensor
+            whole: Any = tensor.detach()
+            full = whole.full_tensor()
             is_parameter = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(full, tensor.requires_grad) if is_parameter else full
     for module in sharded:  # first all of them, since they refer to each other

@@ -23,7 +23,7 @@ from wideflat.kernels.flat_blocks import in_order, memory_of
 from wideflat.kernels.library import compile_kernel, kernel_is_there, threads_for
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.parts import Part
-from wideflat.kernels.shards import local
+from wideflat.kernels.shards import local, stretches
 
 __all__ = ["OnePass"]
 
@@ -125,7 +125,8 @@ class OnePass:
         return True
 
     def _lists(self, inner: Optimizer, number: int, part: Part) -> _AdamLists | None:
-        if not kernel_is_there(part.w_prime[0]) or any(type(place) is not int for place in part.places):
+        places = stretches(part.places)
+        if places is None or not kernel_is_there(part.w_prime[0]):
             return None
         try:
             moments = [[inner.state[p][name] for p in part.params] for name in ("exp_avg", "exp_avg_sq")]
@@ -138,7 +139,7 @@ class OnePass:
         self._adam.pop(number, None)
         if not KernelLists.fits(*lists):
             return None
-        self._adam[number] = _AdamLists(lists, part.places)
+        self._adam[number] = _AdamLists(lists, places)
         return self._adam[number]
 
     def outer(self, sgd: Optimizer, number: int, part: Part) -> bool:
@@ -148,7 +149,8 @@ class OnePass:
             return False
         if not part.params or group["differentiable"] or part.w_prime[0].dtype != part.w[0].dtype:
             return False
-        if any(type(place) is not int for place in part.places):
+        places = stretches(part.places)
+        if places is None:
             return False
         velocity = None
         if group["momentum"]:
@@ -156,23 +158,25 @@ class OnePass:
                 if sgd.state[center].get("momentum_buffer") is None:
                     sgd.state[center]["momentum_buffer"] = torch.zeros_like(center)
             velocity = [local(sgd.state[center]["momentum_buffer"]) for center in part.centers]
-        lists = self._outer_lists(number, part, velocity)
+        lists = self._outer_lists(number, part, places, velocity)
         if lists is None:
             return False
         settings = [float(group[name]) for name in ("lr", "momentum", "nesterov", "weight_decay")]
         lists.outer_step(Rule(*settings))
         return True
 
-    def _outer_lists(self, number: int, part: Part, velocity: list[Tensor] | None) -> KernelLists | BlockLists | None:
+    def _outer_lists(
+        self, number: int, part: Part, places: list[int], velocity: list[Tensor] | None
+    ) -> KernelLists | BlockLists | None:
         lists = (part.w_prime, part.w, part.mu if part.keeps_mean else None, velocity)
         kept = self._sgd.get(number)
         if kept is not None and kept.matches(*lists, *([None] * isinstance(kept, BlockLists)), offsets=part.places):
             return kept
         self._sgd.pop(number, None)
         if kernel_is_there(part.w_prime[0]) and KernelLists.fits(*lists):
-            self._sgd[number] = KernelLists(*lists, offsets=part.places)
+            self._sgd[number] = KernelLists(*lists, offsets=places)
         elif BlockLists.fits(*lists):
-            self._sgd[number] = BlockLists(*lists, offsets=part.places)
+            self._sgd[number] = BlockLists(*lists, offsets=places)
         return self._sgd.get(number)
 
 

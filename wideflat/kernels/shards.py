@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 __all__ = ["Patch", "Place", "is_sharded", "like", "local", "local_gradient", "norm", "place_of", "replace", "total"]
-__all__ += ["anywhere", "counted", "is_walkable", "of_one_kind", "placed", "sharding", "stretch"]
+__all__ += ["anywhere", "counted", "is_walkable", "of_one_kind", "placed", "sharding", "stretch", "stretches"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -178,6 +178,16 @@ def counted(place: Place, count: int, device: torch.device) -> Tensor:
         return torch.arange(place, place + count, device=device)
     pieces = [numbers for numbers, _ in place.gather(lambda p, n: torch.arange(p, p + n, device=device), 1 << 20)]
     return torch.cat(pieces)
+
+
+def stretches(places: Sequence[Place]) -> list[int] | None:
+    """The places of first elements, if all others follow them; None where there is a patch.
+
+    >>> stretches([0, 7])
+    [0, 7]
+    """
+    firsts = [place for place in places if isinstance(place, int)]
+    return firsts if len(firsts) == len(places) else None
 
 
 def is_walkable(place: Place) -> bool:
