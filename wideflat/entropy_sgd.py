@@ -218,7 +218,6 @@ class EntropySGD(Cycles):
         except ValueError:
             self.param_groups.pop()
             raise
-        # The counters are the same in every group; a group cannot bring its own.
         for name, start in (("step", 0), ("position", 0), ("evaluating", False)):
             group[name] = self.param_groups[0].get(name, start)
         if not self.inner:  # torch's constructor: the optimizers are made after it, of all groups

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from wideflat.commands import UsageError
 from wideflat.experiments.demo import ONE_LINE, Demo
 from wideflat.experiments.experiment import Comparison
@@ -57,9 +59,12 @@ class Command:
         demo = Demo(self.out, self.seeds, self.restarts, say=(lambda _: None) if quiet else _say)
         if not quiet:
             _say(INTRODUCTION)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # so small networks lose more by sharing out their work than they gain
         try:
             demo.compute()
         finally:  # also after Ctrl-C: a report of what is done
+            torch.set_num_threads(threads)
             if len(demo.networks):
                 self._print(demo, demo.write_report())
         return 0
