@@ -24,7 +24,7 @@ OPTIMIZERS = {
     ),
     "Lookahead": lambda params: wideflat.Lookahead(params, **CYCLE, **SGD),
     "Entropic": lambda params, **more: wideflat.Entropic(
-        torch.optim.AdamW(params, lr=0.01), inner_steps=3, alpha=0.3, **more
+        torch.optim.AdamW(params, lr=0.01), inner_steps=3, pull=1.0, alpha=0.3, **more
     ),
     "SAM": lambda params: wideflat.SAM(params, lr=0.02, **SGD),
 }

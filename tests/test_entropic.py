@@ -221,7 +221,7 @@ def test_the_param_groups_are_those_of_the_inner_optimizer_and_schedulers_drive_
 def muon_and_adamw(net, **settings):
     matrices, others = (group["params"] for group in decay_groups(net))
     muon, adamw = torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(others, lr=0.01)
-    return wideflat.Entropic(muon, adamw, inner_steps=4, **settings)
+    return wideflat.Entropic(muon, adamw, inner_steps=4, **({"pull": 1.0} | settings))
 
 
 def test_muon_and_adamw_inside():
@@ -290,9 +290,11 @@ def test_refuses_what_cannot_be_meant(make, error, message):
 # ------------------------------------------------------------------------------------------------ saved, copied, cast
 
 MAKERS = {
-    "AdamW": lambda net: wideflat.Entropic(torch.optim.AdamW(decay_groups(net)), inner_steps=4, alpha=0.5, epsilon=0.1),
+    "AdamW": lambda net: wideflat.Entropic(
+        torch.optim.AdamW(decay_groups(net)), inner_steps=4, pull=1.0, alpha=0.5, epsilon=0.1
+    ),
     "restarted": lambda net: wideflat.Entropic(
-        torch.optim.Adagrad(net.parameters()), inner_steps=4, inner_state="restart"
+        torch.optim.Adagrad(net.parameters()), inner_steps=4, pull=1.0, inner_state="restart"
     ),
     "Muon and AdamW": muon_and_adamw,
     "Adam outside": lambda net: wideflat.Entropic(
@@ -353,7 +355,7 @@ def test_a_file_of_another_optimizer_is_refused():
 
 def both(net):
     return {
-        "Entropic": lambda: wideflat.Entropic(torch.optim.AdamW(net.parameters()), inner_steps=4, alpha=0.5),
+        "Entropic": lambda: wideflat.Entropic(torch.optim.AdamW(net.parameters()), inner_steps=4, pull=1.0, alpha=0.5),
         "EntropySGD": lambda: wideflat.EntropySGD(net.parameters(), inner_steps=4, momentum=0.9),
         "Lookahead": lambda: wideflat.Lookahead(net.parameters(), inner_steps=4, momentum=0.9),
     }
@@ -422,7 +424,7 @@ def test_two_copies_without_a_mean_and_nothing_within_a_step(alpha):
     w = nn.Parameter(torch.zeros(100_000))
     w.grad = torch.ones_like(w)
     adamw = torch.optim.AdamW([w], fused=True)
-    opt = wideflat.Entropic(adamw, inner_steps=2, alpha=alpha)
+    opt = wideflat.Entropic(adamw, inner_steps=2, pull=1.0, alpha=alpha)
     for _ in range(4):
         opt.step()
     mine = {name: value for name, value in opt.state[w].items() if not name.startswith("inner_")}
@@ -433,8 +435,8 @@ def test_two_copies_without_a_mean_and_nothing_within_a_step(alpha):
 
 def test_the_state_may_be_kept_elsewhere_and_in_another_type():
     params, twin = parameters(torch.float32), parameters(torch.float32)
-    opt = wideflat.Entropic(torch.optim.AdamW(params), inner_steps=3, alpha=0.5, state_device="cpu")
-    other = wideflat.Entropic(torch.optim.AdamW(twin), inner_steps=3, alpha=0.5, state_dtype=torch.float64)
+    opt = wideflat.Entropic(torch.optim.AdamW(params), inner_steps=3, pull=1.0, alpha=0.5, state_device="cpu")
+    other = wideflat.Entropic(torch.optim.AdamW(twin), inner_steps=3, pull=1.0, alpha=0.5, state_dtype=torch.float64)
     go(opt, params, 7)
     go(other, twin, 7)
     assert other.state[twin[0]]["center"].dtype == other.state[twin[0]]["mean"].dtype == torch.float64

@@ -21,7 +21,7 @@ CYCLE = {"inner_steps": 2, "lr": 0.7, "inner_lr": 0.02}
 
 def entropic(params, **changes):
     adamw = torch.optim.AdamW(params, lr=0.01, foreach=True)
-    return wideflat.Entropic(adamw, **({"inner_steps": 2, "epsilon": 0.1, "alpha": 0.5} | changes))
+    return wideflat.Entropic(adamw, **({"inner_steps": 2, "pull": 1.0, "epsilon": 0.1, "alpha": 0.5} | changes))
 
 
 OPTIMIZERS = {

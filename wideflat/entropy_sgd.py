@@ -22,12 +22,12 @@ from wideflat.checks import (
 )
 from wideflat.entropic import Cycles
 from wideflat.kernels.blocks import BlockLists
+from wideflat.kernels.choice import chosen
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
-from wideflat.kernels.library import kernel_is_there
 from wideflat.kernels.parts import Part
 from wideflat.kernels.rounding import ROUNDED, empty_rest
-from wideflat.kernels.shards import is_walkable, like, local, of_one_kind, stretches
+from wideflat.kernels.shards import like, local, of_one_kind
 from wideflat.notebook import settings_shown
 
 __all__ = ["EntropySGD"]
@@ -389,9 +389,7 @@ class EntropySGD(Cycles):
     def _lists_of(
         self, loop: str, number: int, part: Part, velocity: list[Tensor] | None
     ) -> KernelLists | BlockLists | None:
-        """The one place that chooses: the kernel on the tensors of a group, torch's operations on blocks of them, or
-        None for torch's operations on whole tensors, whatever these are.
-        """
+        """What takes the step of a group, kept as long as its tensors stay; None for torch on whole tensors."""
         if not part.w_prime or torch.compiler.is_compiling():
             return None
         if self._fused is False and not self._rounds_apart(part):
@@ -404,23 +402,10 @@ class EntropySGD(Cycles):
         self._kernels.pop((loop, number), None)
         self._fit(part.params)
         restarts = loop == "outer" or self.inner_state == "restart"
-        firsts = stretches(part.places)
-        wanted = self._fused or (self._fused is None and kernel_is_there(part.w_prime[0]))
-        if wanted and restarts and firsts is not None and KernelLists.fits(*lists):
-            kept = KernelLists(*lists[:4], offsets=firsts)
-        elif self._fused:
-            raise RuntimeError(
-                "EntropySGD(fused=True) is for dense parameters on the CPU, all of a group in float32 or float64, cut "
-                "by rows if at all, with inner_state='restart'; use fused=None, which falls back on torch's operations"
-            )
-        elif not all(is_walkable(place) for place in part.places):
-            return None
-        elif BlockLists.fits(*lists) and (self._rounds_apart(part) or part.w_prime[0].dtype == part.w[0].dtype):
-            chance = int(self.param_groups[number]["seed"]) if self.rounding == "stochastic" else None
-            kept = BlockLists(*lists, offsets=part.places, restarts=restarts, chance=chance)
-        else:
-            return None
-        self._kernels[loop, number] = kept
+        chance = int(self.param_groups[number]["seed"]) if self.rounding == "stochastic" else None
+        kept = chosen(part, lists, self._fused, restarts, self._rounds_apart(part), chance)
+        if kept is not None:
+            self._kernels[loop, number] = kept
         return kept
 
     def _rounds_apart(self, part: Part) -> bool:

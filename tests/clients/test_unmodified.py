@@ -207,7 +207,9 @@ CHECKPOINTED = {
         net, inner=partial(torch.optim.RMSprop, momentum=0.9), inner_state="restart"
     ),
     "Lookahead": lambda net: wideflat.Lookahead(net.parameters(), inner_steps=3, momentum=0.9),
-    "Entropic(AdamW)": lambda net: wideflat.Entropic(torch.optim.AdamW(net.parameters()), inner_steps=3, alpha=0.5),
+    "Entropic(AdamW)": lambda net: wideflat.Entropic(
+        torch.optim.AdamW(net.parameters()), inner_steps=3, pull=1.0, alpha=0.5
+    ),
     "Entropic(Rprop), Adam outside": lambda net: wideflat.Entropic(
         torch.optim.Rprop(net.parameters()), inner_steps=3, outer=partial(torch.optim.Adam, lr=0.1)
     ),

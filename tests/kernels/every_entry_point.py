@@ -109,7 +109,7 @@ def adam(large):
         for fused in (True, False):
             params = [torch.nn.Parameter(at(size, 0, dtype, size)) for size in (*SIZES, *large)]
             inner = torch.optim.AdamW(params, lr=0.1, fused=fused)
-            opt = wideflat.Entropic(inner, inner_steps=3, alpha=alpha, epsilon=0.1 * noisy)
+            opt = wideflat.Entropic(inner, inner_steps=3, pull=1.0, alpha=alpha, epsilon=0.1 * noisy)
             for t in range(5):
                 for p in params:
                     p.grad = at(p.numel(), 1, dtype, t)

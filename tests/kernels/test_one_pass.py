@@ -69,10 +69,10 @@ def test_equals_the_general_way(inner, setting):
 
 def test_a_file_in_mid_cycle_continues_bit_for_bit():
     params = weights()
-    opt = wideflat.Entropic(INNER["AdamW"](params, fused=True), inner_steps=4, epsilon=0.1, alpha=0.5)
+    opt = wideflat.Entropic(INNER["AdamW"](params, fused=True), inner_steps=4, pull=1.0, epsilon=0.1, alpha=0.5)
     train(params, opt, 6)
     again = [nn.Parameter(p.detach().clone()) for p in params]
-    other = wideflat.Entropic(INNER["AdamW"](again, fused=True), inner_steps=4, epsilon=0.1, alpha=0.5)
+    other = wideflat.Entropic(INNER["AdamW"](again, fused=True), inner_steps=4, pull=1.0, epsilon=0.1, alpha=0.5)
     other.load_state_dict(copy.deepcopy(opt.state_dict()))
     train(params, opt, 7, first=6)
     train(again, other, 7, first=6)
@@ -101,7 +101,7 @@ calls = []
 def test_what_is_unknown_or_watched_takes_its_own_step(what):
     calls.clear()
     params = weights()
-    opt = wideflat.Entropic(unknown(what, params), inner_steps=4)
+    opt = wideflat.Entropic(unknown(what, params), inner_steps=4, pull=1.0)
     train(params, opt, 6)
     assert not opt._one_pass._adam
     assert len(calls) == (6 if what == "a hook" else 0)
@@ -109,7 +109,7 @@ def test_what_is_unknown_or_watched_takes_its_own_step(what):
 
 def test_a_parameter_with_its_first_gradient_in_mid_cycle():
     ours, theirs = weights(torch.float64), weights(torch.float64)
-    opts = [wideflat.Entropic(INNER["AdamW"](params, fused=True), inner_steps=4) for params in (ours, theirs)]
+    opts = [wideflat.Entropic(INNER["AdamW"](params, fused=True), inner_steps=4, pull=1.0) for params in (ours, theirs)]
     general(opts[1])
     for params, opt in zip((ours, theirs), opts, strict=True):
         for t in range(6):
@@ -122,7 +122,7 @@ def test_a_parameter_with_its_first_gradient_in_mid_cycle():
 
 def test_autograd_notices_the_step():
     (p, *_) = params = weights()
-    opt = wideflat.Entropic(INNER["AdamW"](params, fused=True), inner_steps=4)
+    opt = wideflat.Entropic(INNER["AdamW"](params, fused=True), inner_steps=4, pull=1.0)
     train(params, opt, 1)
     version = p._version
     train(params, opt, 1)
