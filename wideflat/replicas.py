@@ -318,8 +318,10 @@ class _Growth:
     def seen(self, norms: list[Tensor]) -> bool:
         """Take the distances of an interaction; says whether those before it were growing without end.
 
-        A distance is looked at when the next one comes: by then the device has long computed it.
+        On an accelerator nothing is looked at: the host would have to wait for it.
         """
+        if norms[0].device.type != "cpu":
+            return False
         previous, self.last = self.last, torch.stack(norms).double().square().sum()
         if previous is None:
             return False

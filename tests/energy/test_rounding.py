@@ -41,7 +41,7 @@ def test_pruning_takes_the_smallest_of_all():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="bits must be whole numbers >= 2, got 1"):
+    with pytest.raises(ValueError, match="bits must be whole numbers >= 2, and at most 64, got 1"):
         quantized(torch.ones(2), 1)
     with pytest.raises(ValueError, match='per must be "tensor" or "channel"'):
         quantized(torch.ones(2), 4, "row")

@@ -42,6 +42,9 @@ def naive(model, x, targets, repetitions=128):
     return table.mean(0), table.std(0, ddof=1) / math.sqrt(repetitions)
 
 
+# What torch itself says of networks that are differentiated forwards, and of LSTMs with projections.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:LSTM with projections.*:UserWarning")
 @pytest.mark.parametrize(("kind", "name"), NAMES, ids=[name for _, name in NAMES])
 def test_a_network_is_measured_rightly_or_refused(kind, name):
     model, x = zoo(kind)[name]

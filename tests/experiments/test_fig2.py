@@ -33,7 +33,7 @@ def test_curves_are_means_over_seeds(item: Any) -> None:
     errors = 100 * np.array([[row["test_error"] for row in run.metrics()] for run in runs])
     (chart,) = item.charts()
     curve = chart.series[0]
-    assert curve.label == "SGD (n = 2)"
+    assert curve.legend == "SGD (n = 2)"
     np.testing.assert_allclose(curve.y, errors.mean(0))
     np.testing.assert_allclose(curve.error, errors.std(0, ddof=1))
     rows = item.comparison().rows
@@ -55,5 +55,5 @@ def test_unfinished_seeds_are_drawn_but_not_counted_as_ends(item: Any, tmp_path:
     table.save(tmp_path / "curves.csv")
     (chart,) = other.charts()
     assert list(chart.series[0].x) == [1, 2, 3] and chart.series[0].error is not None
-    assert chart.series[0].error[2] == 0  # one seed only
+    assert np.isnan(chart.series[0].error[2]) and chart.series[0].counts[2] == 1  # one seed only: no spread
     assert other.comparison().rows[0][-1] == "1 of 2"

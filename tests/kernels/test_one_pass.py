@@ -17,13 +17,13 @@ INNER = {
     ),
 }
 OUTER = {
-    "Entropic": {},
-    "mean, noise": {"alpha": 0.4, "epsilon": 0.1},
+    "Entropic": {"pull": 1.0},
+    "mean, noise": {"pull": 1.0, "alpha": 0.4, "epsilon": 0.1},
     "late mean": {"alpha": 0.9, "pull": 0.3},
     "no pull": {"pull": 0.0, "alpha": 0.5},
     "all the way": {"pull": 50.0},
-    "no outer momentum": {"outer_momentum": 0.0},
-    "restart": {"inner_state": "restart"},
+    "no outer momentum": {"pull": 1.0, "outer_momentum": 0.0},
+    "restart": {"pull": 1.0, "inner_state": "restart"},
 }
 
 

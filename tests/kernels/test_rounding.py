@@ -57,7 +57,7 @@ def test_rounding_by_chance_is_right_on_average(dtype):
 def centers(dtype, steps, **settings):
     """The center of w^2/2 from 1, with gradients at the weights that the model holds."""
     w = nn.Parameter(torch.ones(500, dtype=dtype))
-    opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, **settings)
+    opt = wideflat.EntropySGD([w], lr=0.02, inner_lr=0.01, epsilon=0.0, **({"momentum": 0.0} | settings))
     found = []
     for _ in range(steps):
         w.grad = w.detach().clone()

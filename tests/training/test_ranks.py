@@ -68,6 +68,7 @@ BATCH_NORM = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:lr = .* is the outer rate of EntropySGD")
 @pytest.mark.parametrize(
     ("algorithm", "world_size", "changes"),
     [
@@ -109,6 +110,7 @@ def gamma0_of_rank():
     return training.learner.focusing[0].gamma
 
 
+@pytest.mark.filterwarnings("ignore:lr = .* is the outer rate of EntropySGD")
 def test_the_automatic_gamma0_is_that_of_the_whole_mini_batches(ranks):
     training = DoubleTraining(job.experiment("esgd", num_replicas=1, gamma0=None), job.images(), job.options())
     assert ranks(gamma0_of_rank, 2) == pytest.approx([training.learner.focusing[0].gamma] * 2, rel=1e-9)

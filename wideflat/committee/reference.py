@@ -66,10 +66,11 @@ def train_one(
                     loss.backward()
                 if setting.replicated:
                     coupling.couple()
+                state = optimizer.state[machines[0].weight]
+                center = state.get("center", machines[0].weight).detach().clone()
                 optimizer.step()
                 if isinstance(optimizer, EntropySGD) and optimizer.at_center:
-                    state = optimizer.state[machines[0].weight]  # w has made its step: w - mu is shorter by 1 - lr
-                    away = (state["center"] - state["mean"]) / (1 - setting.lr)
+                    away = (center - state["center"]) / setting.lr  # w has gone that part of its way to mu
                     distance = float(away.square().sum()) / 2
                 for machine in machines:
                     machine.normalize_()

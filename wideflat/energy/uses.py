@@ -138,6 +138,8 @@ def is_differentiated(x: Tensor) -> bool:
     """
     if torch.is_grad_enabled() and x.requires_grad:
         return True
+    if torch.compiler.is_compiling():  # a graph of values, in which levels cannot be asked for
+        return False
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
