@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import wideflat
 from wideflat import cli
 from wideflat.files import atomic_write
 
@@ -158,3 +159,20 @@ def test_a_disk_that_refuses_is_named_and_the_old_result_stays(number, words, mo
     assert words in capsys.readouterr().err
     assert result.read_text() == "an earlier result"
     assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda w: wideflat.SAM([w], lambda *_, **__: None), "what base returns"),
+        (lambda w: wideflat.EntropySGD([w], inner=lambda *_, **__: None), "what inner returns"),
+    ],
+)
+def test_a_function_that_makes_no_optimizer_is_named(make, name):
+    with pytest.raises(TypeError, match=f"{name} must be a torch optimizer, got None"):
+        make(torch.nn.Parameter(torch.ones(3)))
+
+
+def test_a_rate_beyond_every_integer_of_torch_is_a_number():
+    w = torch.nn.Parameter(torch.ones(3))
+    assert wideflat.SAM([w], lr=10**30).param_groups[0]["lr"] == 1e30

@@ -30,6 +30,7 @@ __all__ = [
     "network",
     "number",
     "numbers_of",
+    "optimizer",
     "real_tensor",
 ]
 __all__ += ["refuse_differentiable", "shown", "warn_of_adam", "warn_of_low_lr", "warn_user", "whole"]
@@ -193,6 +194,19 @@ def function(name: str, value: T, what: str = "a function") -> T:
     """
     if not isinstance(value, Callable):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be {what}, got {shown(value)}")
+    return value
+
+
+def optimizer(name: str, value: Any) -> Optimizer:
+    """What a function of the user's made, if it is a torch optimizer.
+
+    >>> optimizer("what inner returns", None)
+    Traceback (most recent call last):
+    ...
+    TypeError: what inner returns must be a torch optimizer, got None
+    """
+    if not isinstance(value, Optimizer):
+        raise TypeError(f"{name} must be a torch optimizer, got {shown(value)}")
     return value
 
 

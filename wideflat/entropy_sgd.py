@@ -15,6 +15,7 @@ from wideflat.centered import step_quietly
 from wideflat.checks import (
     check_entropy_sgd,
     check_parameter,
+    optimizer,
     refuse_differentiable,
     shown,
     warn_of_adam,
@@ -186,7 +187,8 @@ class EntropySGD(Cycles):
         else:
             if isinstance(inner, torch.nn.Module):
                 raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
-            self.inner = [inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)]
+            made = inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)
+            self.inner = [optimizer("what inner returns", made)]
             warn_of_adam(self.inner[0], self.param_groups)
         foreach = of_one_kind(self._parameters()) and self._foreach is not False
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)

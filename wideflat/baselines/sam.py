@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
-from wideflat.checks import number
+from wideflat.checks import number, optimizer
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.shards import is_sharded, local_gradient, norm, of_one_kind
 
@@ -121,14 +121,14 @@ class SAM(Optimizer):
         number("rho", rho, 0)
         self.eta = number("eta", eta, 0)
         if "lr" in settings and not isinstance(settings["lr"], Tensor):
-            number("lr", settings["lr"], 0)
+            settings["lr"] = number("lr", settings["lr"], 0)
         self.model, self.perturb_dtype = model, perturb_dtype
         self._memory: dict[Tensor, Tensor] = {}
         self._work = _Work()
         super().__init__(params, {"rho": rho, "adaptive": adaptive})
         for group in self.param_groups:
             number("rho", group["rho"], 0)
-        self.base = base(self.param_groups, **settings)
+        self.base = optimizer("what base returns", base(self.param_groups, **settings))
         self.defaults = {**self.base.defaults, "rho": rho, "adaptive": adaptive}
         self._share()
 
