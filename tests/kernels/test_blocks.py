@@ -21,7 +21,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def no_kernel(monkeypatch):
-    monkeypatch.setattr("wideflat.entropy_sgd.kernel_is_there", lambda tensor: False)
+    monkeypatch.setattr("wideflat.kernels.choice.kernel_is_there", lambda tensor: False)
     monkeypatch.setattr(blocks, "CACHE", 5000)  # so that there are several blocks
 
 
