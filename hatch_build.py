@@ -2,7 +2,8 @@
 
 Without one, or where compiling fails, the wheel is one of plain Python: the loops are compiled at their first use, or
 torch's operations are used. What a wheel carries must run on other processors than that of the builder, so it is
-compiled for a common baseline; `wideflat.kernels.shipped` looks whether the processor has it.
+compiled for a common baseline; `wideflat.kernels.shipped` looks whether the processor has it. Those for float32 alone:
+networks in float64 are rare, and have theirs compiled at first use.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ BASELINES = {
     "x86_64": ("-march=x86-64-v3", ["AVX2", "AVX512"]),
     "aarch64": ("-march=armv8-a", []),
 }
+#: For which types of numbers.
+REALS = ("float",)
 #: Seconds for one call of the compiler.
 TIME_LIMIT = 120.0
 
@@ -59,7 +62,7 @@ class CustomBuildHook(BuildHookInterface):
 
 
 def compile_libraries(place: Path) -> list[Path]:
-    """The libraries for float and double, and what is said about each beside it.
+    """The libraries that a wheel carries, and what is said about each beside it.
 
     Raises:
         ValueError: There is no compiler, or no baseline for this kind of processor.
@@ -76,7 +79,7 @@ def compile_libraries(place: Path) -> list[Path]:
     for name, source in sources.items():
         (place / name).write_bytes(source)
     files = []
-    for real in ("float", "double"):
+    for real in REALS:
         flags = [march if flag == "-march=native" else flag for flag in constant("FLAGS")]
         flags += ["-fopenmp", f"-DREAL={real}"] + ["-DDOUBLE"] * (real == "double")
         names = [Path(name).stem for name in sources if name.endswith(".c")]

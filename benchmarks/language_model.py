@@ -1,7 +1,8 @@
 """What an outer loop costs around the optimizers of a language model: update, whole step, memory; its local energy.
 
-    python benchmarks/language_model.py            about five minutes
+    python benchmarks/language_model.py            about six minutes
     python benchmarks/language_model.py --quick    fewer rounds
+    python benchmarks/language_model.py --cpu-time processor time of one thread: on a machine that others use as well
 
 A network like GPT-2 with 10 million parameters (transformers, from a configuration), mini-batches of 8 x 64 tokens.
 Each ratio is the median (and quartiles) over rounds of the time of `Entropic` around an optimizer against that
@@ -24,8 +25,11 @@ from torch.optim import AdamW, Muon, Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import wideflat
+from wideflat.kernels.noise import GaussianNoise
 
 TINY = 1e-9
+#: Seconds for one table.
+LIMIT = 60.0
 FORMS: dict[str, dict[str, Any]] = {
     "no pull": {"pull": 0.0},
     "pull 1": {"pull": 1.0},
@@ -54,19 +58,26 @@ def muon_and_adamw(model: nn.Module) -> list[Optimizer]:
     return [Muon(hidden, lr=TINY), AdamW(rest, lr=TINY, fused=True)]
 
 
+#: What is compared: the time that passes, or (``--cpu-time``) that of the processor alone.
+clock: Callable[[], float] = time.perf_counter
+
+
 def seconds(act: Callable[[], object], repeats: int) -> float:
-    start = time.perf_counter()
+    start = clock()
     for _ in range(repeats):
         act()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
 def compared(acts: dict[str, Callable[[], object]], repeats: int, rounds: int) -> dict[str, list[float]]:
-    """Time of each in units of the first, round by round."""
+    """Time of each in units of the first, round by round; three rounds at least, and no more after LIMIT seconds."""
     for act in acts.values():
-        seconds(act, repeats)
+        seconds(act, 1)
     ratios: dict[str, list[float]] = {name: [] for name in acts}
-    for _ in range(rounds):
+    start = clock()
+    for number in range(rounds):
+        if number >= 3 and clock() - start > LIMIT:
+            break
         times = {name: seconds(act, repeats) for name, act in acts.items()}
         base = next(iter(times.values()))
         for name, value in times.items():
@@ -75,19 +86,21 @@ def compared(acts: dict[str, Callable[[], object]], repeats: int, rounds: int) -
 
 
 def show(title: str, ratios: dict[str, list[float]]) -> None:
-    print(f"\n{title}")
+    print(f"\n{title} ({len(next(iter(ratios.values())))} rounds)")
     for name, values in ratios.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        print(f"  {name:<44} {middle:5.2f}  ({low:.2f} to {high:.2f})")
+        print(f"  {name:<46} {middle:6.3f}  ({low:.3f} to {high:.3f})", flush=True)
 
 
 def copies(optimizers: list[Optimizer], parameters: int) -> float:
-    """Elements that optimizers keep in their states, in units of the parameters."""
-    kept = 0
+    """Elements that optimizers keep in their states, in units of the parameters; what two of them show counts once."""
+    kept = {}
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            kept += sum(v.numel() for v in state.values() if isinstance(v, torch.Tensor) and v.numel() > 1)
-    return kept / parameters
+            kept.update(
+                {v.data_ptr(): v.numel() for v in state.values() if isinstance(v, torch.Tensor) and v.numel() > 1}
+            )
+    return sum(kept.values()) / parameters
 
 
 def around(make: Callable[[nn.Module], list[Optimizer]], model: nn.Module, form: dict[str, Any]) -> wideflat.Entropic:
@@ -106,67 +119,60 @@ def updates(make: Callable[[nn.Module], list[Optimizer]], rounds: int, title: st
     acts: dict[str, Callable[[], object]] = {}
     memory: dict[str, float] = {}
     alone = make(model := ready())
+    [optimizer.step() for optimizer in alone]
     total = sum(p.numel() for p in model.parameters())
     acts["alone"] = lambda: [optimizer.step() for optimizer in alone]
     for name, form in FORMS.items():
         opt = around(make, ready(), form)
         acts[f"Entropic, {name}"] = opt.step
-        seconds(opt.step, 2)
+        seconds(opt.step, 21)  # beyond an outer step, which makes its velocity
         memory[f"Entropic, {name}"] = copies([opt, *opt.inner, opt.outer], total)
+    numbers, noise = torch.empty(total), GaussianNoise(0)
+    acts["for comparison: torch.randn of as many numbers"] = numbers.normal_
+    acts["for comparison: the noise alone"] = lambda: noise.fill(numbers)
     show(f"{title}: the update alone", compared(acts, 20, rounds))
     memory = {"alone": copies(alone, total), **memory}
     print("  copies of the parameters kept: " + ", ".join(f"{name} {value:.2f}" for name, value in memory.items()))
 
 
 def steps(make: Callable[[nn.Module], list[Optimizer]], rounds: int, title: str) -> None:
-    """Forward, backward and update; each form takes turns on one network."""
-    model = network()
+    """Forward, backward and update, of equal networks on one mini-batch; the forms take turns."""
     ids = torch.randint(8000, (8, 64))
-    acts: dict[str, Callable[[], object]] = {}
 
-    def step(update: Callable[[], object]) -> Callable[[], object]:
+    def step(model: nn.Module, optimizers: list[Optimizer]) -> Callable[[], object]:
         def act() -> None:
             model(input_ids=ids, labels=ids).loss.backward()
-            update()
-            model.zero_grad(set_to_none=False)
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad()
 
         return act
 
-    alone = make(model)
-    acts["alone"] = step(lambda: [optimizer.step() for optimizer in alone])
+    acts = {"alone": step(model := network(), make(model))}
     for name, form in FORMS.items():
-        acts[f"Entropic, {name}"] = step(around(make, network_like(model), form).step)
+        acts[f"Entropic, {name}"] = step(model := network(), [around(make, model, form)])
     show(f"{title}: a whole step", compared(acts, 4, rounds))
 
 
-def network_like(model: nn.Module) -> nn.Module:
-    """Another network whose gradients are those of ``model``: the update has its own weights, the work is the same."""
-    other = network()
-    for p, q in zip(other.parameters(), model.parameters(), strict=True):
-        q.grad = torch.zeros_like(q) if q.grad is None else q.grad
-        p.grad = q.grad
-    return other
-
-
 @torch.no_grad()
-def energy(sigma: float = 0.05, perturbations: int = 6) -> None:
+def energy(sigma: float = 0.05, perturbations: int = 20) -> None:
     """The local energy of the loss against the naive loop at equal standard error."""
     model = network().eval()
-    ids = torch.randint(8000, (64, 64))
+    ids = torch.randint(8000, (16, 64))
     batch = {"input_ids": ids, "labels": ids}
     loss = lambda: float(model(**batch).loss)  # noqa: E731 # a name for one expression
     weights = [p.clone() for p in model.parameters()]
-    start, base, values = time.perf_counter(), loss(), []
+    start, base, values = clock(), loss(), []
     for _ in range(perturbations):
         for p, w in zip(model.parameters(), weights, strict=True):
             p.copy_(w * (1 + sigma * torch.randn_like(w)))
         values.append(loss() - base)
-    each = (time.perf_counter() - start) / perturbations
+    each = (clock() - start) / perturbations
     for p, w in zip(model.parameters(), weights, strict=True):
         p.copy_(w)
-    start = time.perf_counter()
-    profile = wideflat.local_energy(model, [batch], [sigma], metric="loss", progress=False)
-    spent = time.perf_counter() - start
+    start = clock()
+    profile = wideflat.local_energy(model, [batch], [sigma], metric="loss", max_passes=perturbations, progress=False)
+    spent = clock() - start
     ratio = statistics.variance(values) * each / (float(profile.stderr[-1]) ** 2 * spent)
     print(f"\nlocal energy of the loss at sigma {sigma}: naive {statistics.mean(values):.4f} (n = {perturbations}), ")
     print(
@@ -179,16 +185,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--only", choices=("updates",), help="only the update of AdamW")
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use as well")
     options = parser.parse_args()
+    if options.cpu_time:
+        global clock  # one clock for all tables of a run
+        clock, options.threads = time.process_time, 1
     if options.threads:
         torch.set_num_threads(options.threads)
     print(f"{describe()}; {sum(p.numel() for p in network().parameters()):,} parameters")
     rounds = 5 if options.quick else 15
     updates(adamw, rounds, "AdamW (fused)")
-    updates(muon_and_adamw, max(rounds // 3, 3), "Muon + AdamW")
+    if options.only:
+        return
     steps(adamw, rounds, "AdamW (fused)")
-    steps(muon_and_adamw, max(rounds // 2, 3), "Muon + AdamW")
     energy()
+    steps(muon_and_adamw, rounds, "Muon + AdamW")
+    updates(muon_and_adamw, 3, "Muon + AdamW")
 
 
 if __name__ == "__main__":

@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import argparse
 import copy
-import fcntl
-import json
 import math
-import sys
 import sysconfig
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import describe
+from campaign import TUNING_SEED, Campaign, Layout, rate, tables, write_page
 from pytorch_optimizer import ScheduleFreeAdamW
-from scipy import stats
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import wideflat
-from wideflat.files import atomic_write
 from wideflat.seeds import derive_seed
 
 DESIGN = """
@@ -56,7 +51,6 @@ DESIGN = """
 """
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS = 8, 64, 128, 4, 4
-TUNING_SEED = 1000
 SIGMAS = {"relative": 0.1, "absolute": 0.02}
 FINE_TUNING = {"steps": 200, "lr": 5e-4}
 
@@ -114,6 +108,7 @@ class Texts:
     english: Tensor
 
     @classmethod
+    @cache
     def load(cls) -> Texts:
         """From the running Python: a file in ten, chosen by its name, is for validation."""
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -218,14 +213,6 @@ WAYS: dict[str, Way] = {
 # ---- one training
 
 
-def rate(step: int, steps: int, constant: bool) -> float:
-    """Warm-up, then constant or cosine to a tenth."""
-    warm = max(steps // 20, 1)
-    if step < warm:
-        return (step + 1) / warm
-    return 1.0 if constant else 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
-
-
 def train(way: Way, lr: float, seed: int, steps: int, texts: Texts) -> nn.Module:
     """A network trained one way, at the weights that the way gives as its solution."""
     torch.manual_seed(derive_seed(seed, "start"))
@@ -238,7 +225,7 @@ def train(way: Way, lr: float, seed: int, steps: int, texts: Texts) -> nn.Module
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(way.ema)) if way.ema else None
     for step, batch in enumerate(batches(texts.train, steps, seed)):
         if not own:
-            factor = rate(step, steps, way.constant)
+            factor = rate(step, steps, way.constant, 0.1)
             for optimizer, rates in zip(optimizers, base, strict=True):
                 for group, value in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = value * factor
@@ -297,152 +284,29 @@ def measure(model: nn.Module, texts: Texts) -> dict[str, float]:
 
 # ---- all of them
 
-
-class Campaign:
-    """A folder with one JSON file a training; a file that another process has begun is left to it."""
-
-    def __init__(self, folder: Path, steps: int, seeds: int) -> None:
-        self.folder, self.steps, self.seeds = folder, steps, seeds
-        self.runs = folder / "runs"
-        self.runs.mkdir(parents=True, exist_ok=True)
-        self.texts: Texts | None = None
-
-    def path(self, name: str, lr: float, seed: int) -> Path:
-        """The file of one training."""
-        words = name.replace(", ", "_").replace(" ", "-").replace("+", "and")
-        return self.runs / f"{words}__{lr:.6g}__{seed}.json"
-
-    def result(self, name: str, lr: float, seed: int) -> dict[str, Any] | None:
-        """What a finished training gave."""
-        path = self.path(name, lr, seed)
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def do(self, name: str, lr: float, seed: int) -> bool:
-        """Train and measure, unless it is there or under way elsewhere; whether it is there now."""
-        path = self.path(name, lr, seed)
-        if path.exists():
-            return True
-        with open(path.with_suffix(".lock"), "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return False
-            if path.exists():
-                return True
-            self.texts = self.texts or Texts.load()
-            way, start = WAYS[name], time.process_time()
-            model = train(way, lr, seed, round(self.steps * way.length), self.texts)
-            row: dict[str, Any] = {"way": name, "lr": lr, "seed": seed, "steps": round(self.steps * way.length)}
-            row["loss"] = validation(model, self.texts.validation)
-            if seed != TUNING_SEED:
-                row |= measure(model, self.texts)
-            row |= {"seconds": time.process_time() - start, "on": describe(), "python": sys.version.split()[0]}
-            with atomic_write(path) as file:
-                json.dump(row, file, indent=1)
-            print(f"{name}, lr {lr:g}, seed {seed}: {row['loss']:.4f}", flush=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
-        return True
-
-    def rate(self, name: str, train: bool) -> float | None:
-        """The tuned rate; None while trainings that it hangs on are missing."""
-        way = WAYS[name]
-        if way.of is not None:
-            lr = self.rate(way.of, train)
-            return None if lr is None else lr * way.times
-        center = way.lr
-        while True:
-            trio = [center / 2, center, center * 2]
-            if train and not all(self.do(name, lr, TUNING_SEED) for lr in trio):
-                return None
-            found = [self.result(name, lr, TUNING_SEED) for lr in trio]
-            if any(row is None for row in found):
-                return None
-            losses = [row["loss"] if math.isfinite(row["loss"]) else math.inf for row in found if row is not None]
-            best = int(np.argmin(losses))
-            if best == 1:
-                return center
-            center = trio[best]
-
-    def run(self) -> None:
-        """All that is missing; waits for what other processes have under way."""
-        while True:
-            missing = False
-            for name in WAYS:
-                lr = self.rate(name, train=True)
-                done = lr is not None and all(self.do(name, lr, seed) for seed in range(self.seeds))
-                missing = missing or not done
-            if not missing:
-                return
-            time.sleep(5)
-
-    def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Finished trainings by way, seed by seed."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        for name in WAYS:
-            lr = self.rate(name, train=False)
-            results = [] if lr is None else [self.result(name, lr, seed) for seed in range(self.seeds)]
-            if results and all(row is not None for row in results):
-                found[name] = results  # type: ignore[assignment]
-        return found
+LAYOUT = Layout(
+    head="loss (nats a byte)",
+    score="loss",
+    measures=("energy, relative", "energy, absolute", "4 bits", "3 bits", "forgetting"),
+    lengths=("adamw, half", "adamw", "adamw, one and a half"),
+    equal="loss",
+    words="AdamW",
+)
+PAIRS = [
+    ("entropic, pull 1", "snoo"),
+    ("entropic, pull 1", "control of pull 1"),
+    ("entropic, pull 1, around muon + adamw", "muon + adamw"),
+    ("entropic, pull 1", "schedule-free adamw"),
+]
 
 
-# ---- tables
-
-MEASURES = ("energy, relative", "energy, absolute", "4 bits", "3 bits", "forgetting")
-
-
-def interval(differences: np.ndarray) -> str:
-    """Mean and half the width of its 95 % interval."""
-    n = len(differences)
-    if n < 2:
-        return f"{differences.mean():+.3f}"
-    half = stats.t.ppf(0.975, n - 1) * differences.std(ddof=1) / math.sqrt(n)
-    return f"{differences.mean():+.3f} ± {half:.3f}"
-
-
-def at_equal_loss(curve: list[list[dict[str, Any]]], rows: list[dict[str, Any]], name: str) -> np.ndarray:
-    """A measure minus the baseline's own at the same loss: a line through its three lengths, seed by seed."""
-    differences = []
-    for seed, row in enumerate(rows):
-        x, y = ([length[seed][key] for length in curve] for key in ("loss", name))
-        slope, offset = np.polyfit(x, y, 1)
-        differences.append(row[name] - (offset + slope * row["loss"]))
-    return np.array(differences)
-
-
-def tables(campaign: Campaign) -> str:
-    """Markdown: against AdamW at equal gradients, and at equal loss."""
-    found = campaign.rows()
-    lines = [f"{campaign.steps} gradients of {BATCH} x {CONTEXT} bytes, {campaign.seeds} seeds."]
-    if "adamw" not in found:
-        return "\n".join([*lines, "The baseline is not finished."])
-    base = found["adamw"]
-    value = lambda rows, key: np.array([row[key] for row in rows])  # noqa: E731 # a name for one expression
-    lines += ["", "| way | lr | loss (nats a byte) | against AdamW | " + " | ".join(MEASURES) + " |"]
-    lines += ["|" + "---|" * (4 + len(MEASURES))]
-    for name, rows in found.items():
-        cells = [name, f"{rows[0]['lr']:g}", f"{value(rows, 'loss').mean():.3f}"]
-        cells.append("" if name == "adamw" else interval(value(rows, "loss") - value(base, "loss")))
-        cells += [f"{value(rows, key).mean():.3f}" for key in MEASURES]
-        lines.append("| " + " | ".join(cells) + " |")
-    lengths = ["adamw, half", "adamw", "adamw, one and a half"]
-    if all(name in found for name in lengths):
-        curve = [found[name] for name in lengths]
-        lines += ["", "At equal loss, minus the line through AdamW at three lengths:", ""]
-        lines += ["| way | " + " | ".join(MEASURES) + " |", "|" + "---|" * (1 + len(MEASURES))]
-        for name, rows in found.items():
-            if name not in lengths:
-                cells = [interval(at_equal_loss(curve, rows, key)) for key in MEASURES]
-                lines.append("| " + " | ".join([name, *cells]) + " |")
-    pairs = [("entropic, pull 1", "snoo"), ("entropic, pull 1", "control of pull 1")]
-    pairs += [("entropic, pull 1, around muon + adamw", "muon + adamw"), ("entropic, pull 1", "schedule-free adamw")]
-    lines += ["", "| difference of losses | |", "|---|---|"]
-    lines += [
-        f"| {a} minus {b} | {interval(value(found[a], 'loss') - value(found[b], 'loss'))} |"
-        for a, b in pairs
-        if a in found and b in found
-    ]
-    return "\n".join(lines)
+def one(name: str, lr: float, seed: int, steps: int) -> dict[str, Any]:
+    """What a training gives; with the seed for tuning its loss alone."""
+    way, texts = WAYS[name], Texts.load()
+    steps = round(steps * way.length)
+    model = train(way, lr, seed, steps, texts)
+    row = {"steps": steps, "loss": validation(model, texts.validation)}
+    return row if seed == TUNING_SEED else {**row, **measure(model, texts)}
 
 
 def main() -> None:
@@ -453,12 +317,12 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="do not train")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    campaign = Campaign(options.out, options.steps, options.seeds)
+    campaign = Campaign(options.out, WAYS, partial(one, steps=options.steps), "loss", options.seeds)
     if not options.tables:
         campaign.run()
-    text = tables(campaign)
-    with atomic_write(options.out / "README.md") as file:
-        file.write(f"# Ways to train a small language model\n\n```\n{DESIGN.strip()}\n```\n\n{text}\n")
+    heading = f"{options.steps} gradients of {BATCH} x {CONTEXT} bytes, {options.seeds} seeds."
+    text = f"{heading}\n\n{tables(campaign.rows(), LAYOUT, PAIRS)}"
+    write_page(options.out, "Ways to train a small language model", DESIGN, text)
     print(text)
 
 

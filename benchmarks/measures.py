@@ -3,7 +3,8 @@
     python benchmarks/measures.py            a few minutes on two idle cores
     python benchmarks/measures.py --quick    the same with fewer points and examples
 
-    slice      21 x 21 points around SmallConvNet against: write the weights, evaluate all data, for each point
+    slice      21 x 21 points around SmallConvNet against: write the weights, evaluate all data, for each point; the
+               same with channels last in memory; and the products alone that every point needs for itself
     spectrum   against the algorithm of PyHessian: one probe at a time, for each Lanczos step a forward and a double
                backward pass over all data, reorthogonalised vector by vector in Python
     layers     the profile of each layer of a transformer of 6 layers, data from a loader, against one call of
@@ -16,6 +17,8 @@ Both of a pair are run alternately, and the best time of each counts.
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import time
 from collections.abc import Callable
 
@@ -48,8 +51,14 @@ def images(count: int) -> tuple[Tensor, Tensor]:
 # ---- the slice
 
 
-def naive_slice(model: nn.Module, data: tuple[Tensor, Tensor], axis: np.ndarray) -> np.ndarray:
-    """E(w + x d_1 + y d_2) on a grid, as one would write it."""
+def naive_slice(
+    model: nn.Module, data: tuple[Tensor, Tensor], axis: np.ndarray, batch_size: int = 128, channels_last: bool = False
+) -> np.ndarray:
+    """E(w + x d_1 + y d_2) on a grid, as one would write it; or, who knows it, with channels last in memory."""
+    inputs, targets = data
+    if channels_last:
+        model = copy.deepcopy(model).to(memory_format=torch.channels_last)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
     ways = [{n: torch.randn_like(w) * w.abs().mean() for n, w in weights.items()} for _ in range(2)]
     found = np.zeros((len(axis), len(axis)))
@@ -59,25 +68,62 @@ def naive_slice(model: nn.Module, data: tuple[Tensor, Tensor], axis: np.ndarray)
                 for n, p in model.named_parameters():
                     p.copy_(weights[n] + x * ways[0][n] + y * ways[1][n])
                 total = 0.0
-                for inputs, targets in zip(*(part.split(128) for part in data), strict=True):
-                    total += float(nn.functional.cross_entropy(model(inputs), targets, reduction="sum"))
-                found[i, j] = total / len(data[0])
+                for some, those in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+                    total += float(nn.functional.cross_entropy(model(some), those, reduction="sum"))
+                found[i, j] = total / len(inputs)
         for n, p in model.named_parameters():
             p.copy_(weights[n])
     return found
 
 
+def least_work(model: nn.Module, data: tuple[Tensor, Tensor], axis: np.ndarray, batch_size: int = 128) -> None:
+    """What no way around is known for: the products behind the first nonlinearity, once a point, and nothing else."""
+    layers = [model.conv2, model.dense1, model.dense2]
+    shapes = [(20, 14, 14), (1250,), (500,)]
+    batches = [len(part) for part in data[0].split(batch_size)]
+    inputs = {n: [torch.randn(n, *shape) for shape in shapes] for n in set(batches)}
+    for each in inputs.values():
+        each[0] = each[0].contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(len(axis) ** 2):
+            for n in batches:
+                for layer, some in zip(layers, inputs[n], strict=True):
+                    layer(some)
+
+
 def slice_table(quick: bool) -> None:
+    """Each way with the number of threads and the batch size that suit it best, found on a grid of 3 x 3."""
     torch.manual_seed(0)
     model, data = smallconvnet(), images(128 if quick else 512)
-    axis = np.linspace(-1, 1, 7 if quick else 21)
-    best = alternately(
-        2,
-        naive=lambda: naive_slice(model, data, axis),
-        wideflat=lambda: wideflat.slices(model, data, "filter", positions=axis, progress=False),
-    )
-    ratio = best["naive"] / best["wideflat"]
-    print(f"slice     {len(axis)} x {len(axis)} points, SmallConvNet, n = {len(data[0])}: {ratio:.2f}x the naive loop")
+    axis, few = np.linspace(-1, 1, 7 if quick else 21), np.linspace(-1, 1, 3)
+    ways: dict[str, Callable[..., object]] = {
+        "naive": lambda axis, size: naive_slice(model, data, axis, size),
+        "naive, channels last": lambda axis, size: naive_slice(model, data, axis, size, True),
+        "products alone": lambda axis, size: least_work(model, data, axis, size),
+        "wideflat": lambda axis, _: wideflat.slices(model, data, "filter", positions=axis, progress=False),
+    }
+    most, chosen = torch.get_num_threads(), {}
+    for name, way in ways.items():
+        tried = {}
+        for threads in sorted({1, most}):
+            torch.set_num_threads(threads)
+            for size in (32, 128, 512) if name != "wideflat" else (0,):
+                way(few, size)
+                tried[threads, size] = alternately(2, it=functools.partial(way, few, size))["it"]
+        chosen[name] = min(tried, key=lambda pair: tried[pair])
+
+    def run(name: str) -> None:
+        torch.set_num_threads(chosen[name][0])
+        ways[name](axis, chosen[name][1])
+
+    best = alternately(1 if quick else 2, **{name: functools.partial(run, name) for name in ways})
+    torch.set_num_threads(most)
+    print(f"slice     {len(axis)} x {len(axis)} points, SmallConvNet, n = {len(data[0])}")
+    for name, seconds in best.items():
+        threads, size = chosen[name]
+        how = f"threads: {threads}" + (f", batches of {size}" if size else "")
+        each = 1e3 * seconds / len(axis) ** 2
+        print(f"          {name:22} {each:6.1f} ms a point, {seconds / best['wideflat']:.2f} of wideflat's ({how})")
 
 
 # ---- the spectrum

@@ -3,6 +3,7 @@
     python benchmarks/optimizers.py            all of it, about four minutes
     python benchmarks/optimizers.py --quick    fewer repeats
     python benchmarks/optimizers.py --busy     one thread, its processor time: for a machine that others use as well
+    python benchmarks/optimizers.py --only compiled    the update as one graph, in Inductor's code, which takes minutes
 
 Each ratio is the median (and quartiles) over rounds of the time of one against the time of torch's own SGD in the same
 round, so that a machine that slows down between rounds does not show. "Update alone" takes gradients as given. Rates
@@ -82,6 +83,37 @@ def updates(make: Callable[[], nn.Module], settings: dict) -> dict[str, tuple[Ca
         "SAM (beside its 2 gradients)": (sam(), 1),
         "3 replicas, K = 10": (replicas(), 3),
     }
+
+
+def compiled(make: Callable[[], nn.Module], settings: dict) -> dict[str, tuple[Callable[[], object], int]]:
+    """The update by the kernel in C, and as one graph in Inductor's code, which is made here."""
+
+    def entropic(epsilon: float, by_inductor: bool) -> Callable[[], object]:
+        params = with_gradients(make())
+        opt = wideflat.EntropySGD(params, lr=TINY, inner_lr=TINY, epsilon=epsilon, **settings)
+        step = torch.compile(opt.step, fullgraph=True) if by_inductor else opt.step
+        step()
+        return step
+
+    def sgd(by_inductor: bool) -> Callable[[], object]:
+        opt = torch.optim.SGD(with_gradients(make()), lr=TINY, foreach=True, **settings)
+        step = torch.compile(opt.step) if by_inductor else opt.step
+        step()
+        return step
+
+    return {
+        "SGD (torch, foreach)": (sgd(False), 1),
+        "SGD (torch, compiled)": (sgd(True), 1),
+        "EntropySGD, epsilon = 0, kernel in C": (entropic(0.0, False), 1),
+        "EntropySGD, epsilon = 0, compiled": (entropic(0.0, True), 1),
+        "EntropySGD, with noise, kernel in C": (entropic(1e-4, False), 1),
+        "EntropySGD, with noise, compiled": (entropic(1e-4, True), 1),
+    }
+
+
+def large_layers() -> nn.Module:
+    """Four layers of 1600 x 1600: 10 million weights in eight tensors, which are compiled in a minute."""
+    return nn.Sequential(*(nn.Linear(1600, 1600) for _ in range(4)))
 
 
 def training_steps(
@@ -259,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--threads", type=int, help="threads of torch")
-    parser.add_argument("--only", choices=("updates", "copies", "steps"), help="one part of it")
+    parser.add_argument("--only", choices=("updates", "copies", "steps", "compiled"), help="one part of it")
     parser.add_argument("--busy", action="store_true", help="one thread, and its processor time instead of the clock")
     arguments = parser.parse_args()
     if arguments.threads or arguments.busy:
@@ -278,6 +310,13 @@ def main() -> None:
         for name, make in networks.items():
             for setting, values in SETTINGS.items():
                 table(f"Update alone, {name}, {setting}", updates(make, values), 10, rounds, budget, clock)
+    if arguments.only == "compiled":
+        for name, make in {
+            "4 large layers (10.2 million weights)": large_layers,
+            "SmallConvNet (0.66 million)": networks[small],
+        }.items():
+            setting = "Nesterov 0.9, weight decay 1e-4"
+            table(f"Update, {name}, {setting}", compiled(make, SETTINGS[setting]), 10, rounds, budget, clock)
     if arguments.only in (None, "copies"):
         copies(networks[resnet])
     if arguments.only not in (None, "steps"):

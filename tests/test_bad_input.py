@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import wideflat
 from wideflat import cli
@@ -61,7 +62,7 @@ WRONG = [
     ("--completion tcsh", 2, "bash, zsh, fish"),
     ("train cifar10-resnet81", 2, "cifar10-resnet18"),
     ("train committee-sgd-fats", 2, "committee-sgd-fast"),
-    ("presets cifar10-resnet81", 1, "cifar10-resnet18"),
+    ("presets cifar10-resnet81", 2, "cifar10-resnet18"),
     ("presets cifar10-resnet18 --algorithm adam", 1, "sgd, rsgd"),
     ("data verify cifar11", 2, "cifar10"),
     ("reproduce table1 --quick --rows cifar10-resnet81", 2, "cifar10-resnet18"),
@@ -173,6 +174,30 @@ def test_a_function_that_makes_no_optimizer_is_named(make, name):
         make(torch.nn.Parameter(torch.ones(3)))
 
 
+@pytest.mark.parametrize("wrong", ["adamw", torch.optim.AdamW([nn.Parameter(torch.ones(1))]), nn.Linear(1, 1)])
+def test_what_does_not_make_optimizers_is_told_what_does(wrong):
+    w = nn.Parameter(torch.ones(1))
+    sgd = torch.optim.SGD([w])
+    for name, make in (
+        ("inner", lambda: wideflat.EntropySGD([w], inner=wrong)),
+        ("base", lambda: wideflat.SAM([w], wrong)),
+        ("outer", lambda: wideflat.Entropic(sgd, outer=wrong)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must make an optimizer: a class of torch optimizers"):
+            make()
+
+
 def test_a_rate_beyond_every_integer_of_torch_is_a_number():
     w = torch.nn.Parameter(torch.ones(3))
     assert wideflat.SAM([w], lr=10**30).param_groups[0]["lr"] == 1e30
+
+
+@pytest.mark.parametrize("inner", ["adamw", torch.optim.AdamW([torch.zeros(1, requires_grad=True)])])
+def test_an_inner_that_makes_no_optimizer_is_refused_with_one_that_does(inner):
+    with pytest.raises(TypeError, match=r"inner must make an optimizer: .* such as torch\.optim\.AdamW"):
+        wideflat.EntropySGD([torch.zeros(1, requires_grad=True)], lr=0.5, inner=inner)
+
+
+def test_the_local_entropy_of_a_network_is_refused_with_what_there_is_for_it():
+    with pytest.raises(TypeError, match=r"for committee machines.*wideflat\.free_entropy"):
+        wideflat.local_entropy(torch.nn.Linear(3, 1), torch.ones(2, 3), torch.ones(2))

@@ -75,3 +75,21 @@ def test_a_state_after_eval_that_lost_w_prime_on_its_way_is_refused():
     del saved["state"][0]["explorer"]
     with pytest.raises(ValueError, match="came here without w'"):
         opt.load_state_dict(saved)
+
+
+def test_the_center_is_seen_inside_of_autocast():
+    """Autocast keeps weights that it has cast until its end: those of w' were evaluated for w."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 3), torch.randn(16, 8)
+    opt = wideflat.EntropySGD(model.parameters(), lr=0.5, inner_lr=0.5, inner_steps=5)
+    for _ in range(3):
+        opt.zero_grad()
+        model(x).square().sum().backward()
+        opt.step()
+    with opt.center(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        explorer = model(x)
+        with opt.center():
+            assert torch.equal(model(x), expected)
+        assert torch.equal(model(x), explorer) and not torch.equal(explorer, expected)

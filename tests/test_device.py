@@ -22,6 +22,9 @@ OPTIMIZERS = {
     "whole tensors": lambda params, **more: wideflat.EntropySGD(
         params, epsilon=0.0, fused=False, **CYCLE, **SGD, **more
     ),
+    "capturable": lambda params, **more: wideflat.EntropySGD(
+        params, epsilon=0.0, capturable=True, **CYCLE, **SGD, **more
+    ),
     "Lookahead": lambda params: wideflat.Lookahead(params, **CYCLE, **SGD),
     "Entropic": lambda params, **more: wideflat.Entropic(
         torch.optim.AdamW(params, lr=0.01), inner_steps=3, pull=1.0, alpha=0.3, **more
@@ -116,3 +119,44 @@ def test_the_local_energy_there_is_that_on_the_cpu():
     ours = wideflat.local_energy(copy.deepcopy(model).to(DEVICE), (x, y), **settings)
     theirs = wideflat.local_energy(model, (x, y), **settings)
     assert (abs(ours.mean - theirs.mean) < 5 * (ours.stderr + theirs.stderr) + 1e-6).all()
+
+
+def with_fixed_gradients():
+    generator = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in ((7, 5), (3,), (64, 65))]
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
+    return params
+
+
+@pytest.mark.filterwarnings("ignore:Profiler record function", "ignore:.torch.jit.:DeprecationWarning")
+def test_a_compiled_step_has_the_noise_of_the_device():
+    params, others = with_fixed_gradients(), with_fixed_gradients()
+    opt, other = (wideflat.EntropySGD(its, epsilon=0.1, **CYCLE, **SGD) for its in (params, others))
+    torch._dynamo.reset()
+    step = torch.compile(other.step, fullgraph=True, backend="eager" if DEVICE.type == "cpu" else "inductor")
+    for _ in range(8):
+        opt.step()
+        step()
+    torch.testing.assert_close(others, params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs")
+def test_a_step_in_a_cuda_graph():
+    params, others = with_fixed_gradients(), with_fixed_gradients()
+    opt = wideflat.EntropySGD(params, epsilon=0.1, **CYCLE, **SGD)
+    other = wideflat.EntropySGD(others, epsilon=0.1, capturable=True, **CYCLE, **SGD)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            other.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        other.step()
+    for _ in range(7):
+        graph.replay()
+    for _ in range(10):
+        opt.step()
+    torch.testing.assert_close(others, params, rtol=1e-4, atol=1e-5)

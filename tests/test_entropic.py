@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import wideflat
+from wideflat.kernels.library import kernel_is_there
 from wideflat.kernels.noise import GaussianNoise
 
 #: Every optimizer of torch.optim with state, with the settings that make all of it matter.
@@ -270,8 +271,8 @@ def test_focusing_drives_the_pull():
         (lambda: wideflat.Entropic(parameters()), TypeError, "got list; make one of the parameters first"),
         (lambda: wideflat.Entropic(wideflat.EntropySGD(parameters())), TypeError, "has a center already"),
         (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), inner_steps=0), ValueError, "inner_steps must be"),
-        (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), pull=-1), ValueError, "pull must be >= 0, got -1"),
-        (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), alpha=2), ValueError, "alpha must be between"),
+        (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), pull=-1), ValueError, "pull must be a finite number"),
+        (lambda: wideflat.Entropic(torch.optim.SGD(parameters()), alpha=2), ValueError, "alpha must be a finite"),
         (
             lambda: wideflat.Entropic(torch.optim.SGD(parameters()), outer_lr=-1),
             ValueError,
@@ -419,6 +420,7 @@ def peak_of(step):
     return peak
 
 
+@pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here: torch needs memory for blocks")
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_two_copies_without_a_mean_and_nothing_within_a_step(alpha):
     w = nn.Parameter(torch.zeros(100_000))

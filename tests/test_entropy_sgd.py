@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import wideflat
+from wideflat.kernels.library import kernel_is_there
 from wideflat.kernels.noise import GaussianNoise
 
 
@@ -321,21 +322,21 @@ def test_refuses_what_it_cannot_do():
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("lr", -1.0, "lr must be >= 0, got -1.0"),
+        ("lr", -1.0, "lr must be a finite number >= 0, got -1"),
         ("lr", torch.tensor([0.1, 0.1]), "Tensor lr must be 1-element"),
         ("inner_state", "half", "inner_state must be 'keep' or 'restart', got 'half'"),
-        ("gamma", float("nan"), "gamma must be >= 0"),
-        ("alpha", 1.5, "alpha must be between 0 and 1, got 1.5"),
+        ("gamma", float("nan"), "gamma must be a finite number >= 0, got nan"),
+        ("alpha", 1.5, "alpha must be a finite number >= 0 and <= 1, got 1.5"),
         ("inner_steps", 0, "inner_steps must be a whole number >= 1, got 0"),
         ("inner_steps", 2.5, "inner_steps must be a whole number"),
         ("nesterov", True, "nesterov needs a momentum > 0"),
         ("outer_nesterov", True, "outer_nesterov needs a outer_momentum > 0"),
-        ("outer_momentum", -0.1, "outer_momentum must be >= 0"),
+        ("outer_momentum", -0.1, "outer_momentum, unless it is None, must be a finite number >= 0"),
         ("seed", "a", "seed must be a whole number"),
     ],
 )
 def test_refuses_bad_arguments(argument, value, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         wideflat.EntropySGD([nn.Parameter(torch.ones(1))], **{"momentum": 0.0, argument: value})
 
 
@@ -440,6 +441,7 @@ def test_at_most_four_copies_of_the_parameters():
     assert "outer_momentum_buffer" in opt.state[params[0]]
 
 
+@pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here: torch needs memory for blocks")
 def test_a_step_needs_no_memory_worth_mentioning():
     params = parameters(torch.float32)
     size = sum(p.numel() * p.element_size() for p in params)

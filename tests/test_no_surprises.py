@@ -31,6 +31,7 @@ OPTIMIZERS = {
     "EntropySGD(inner=SGD)": lambda params: wideflat.EntropySGD(
         params, inner=lambda groups, lr: torch.optim.SGD(groups, lr=lr, foreach=True), **CYCLE
     ),
+    "EntropySGD, capturable": lambda params: wideflat.EntropySGD(params, epsilon=0.01, capturable=True, **CYCLE, **SGD),
     "Lookahead": lambda params: wideflat.Lookahead(params, **CYCLE, **SGD),
     "Entropic": entropic,
     "Entropic, no pull, no mean": lambda params: entropic(params, pull=0.0, alpha=0.0, epsilon=0.0),
@@ -107,10 +108,12 @@ def test_launches_do_not_grow_with_the_tensors(name):
     assert few == many and few.total() > 0
 
 
-@pytest.mark.parametrize("kind", [wideflat.SAM, wideflat.ASAM, wideflat.GSAM, wideflat.FriendlySAM, wideflat.LookSAM])
-def test_the_sam_family_waits_for_nothing(kind):
-    """Their launches do grow with the tensors."""
-    params = parameters(3)
+FAMILY = [wideflat.SAM, wideflat.ASAM, wideflat.GSAM, wideflat.FriendlySAM, wideflat.LookSAM]
+
+
+def sam_steps(kind, count, steps=2):
+    """What so many steps of the family launch, after the first one, which makes the state."""
+    params = parameters(count)
     opt = kind(params, rho=0.05, lr=0.02, foreach=True, **SGD)
 
     def both_halves():
@@ -121,7 +124,19 @@ def test_the_sam_family_waits_for_nothing(kind):
         opt.step()
 
     both_halves()
-    assert watched(lambda: [both_halves() for _ in range(2)]).forbidden == []
+    return watched(lambda: [both_halves() for _ in range(steps)])
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_the_sam_family_waits_for_nothing(kind):
+    assert sam_steps(kind, 3).forbidden == []
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_launches_of_the_sam_family_do_not_grow_with_the_tensors(kind):
+    """Of five steps: LookSAM takes both kinds. Gradients are made by the test, one for each tensor."""
+    few, many = (sam_steps(kind, count, 5).launches for count in (5, 50))
+    assert few == many and few.total() > 0
 
 
 @pytest.mark.parametrize("rounding", ["kept", "stochastic"])

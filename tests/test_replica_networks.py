@@ -171,3 +171,19 @@ def test_the_mean_of_factors_is_not_the_mean_of_products():
             model.load_state_dict(replicas[0].state_dict())
     center = replicas.barycenter()
     torch.testing.assert_close(center.b.weight @ center.a.weight, replicas[0].b.weight @ replicas[0].a.weight)
+
+
+def test_an_ensemble_of_probabilities_and_of_images():
+    torch.manual_seed(0)
+    x = torch.randn(5, 3)
+    replicas = Replicas(lambda: nn.Sequential(nn.Linear(3, 4), nn.Softmax(1)), num_replicas=2)
+    expected = torch.stack([model(x) for model in replicas.models]).mean(0)
+    torch.testing.assert_close(replicas.ensemble(x), expected)  # no softmax of a softmax
+    replicas, images = Replicas(lambda: nn.Conv2d(2, 3, 1), num_replicas=2), torch.randn(5, 2, 4, 4)
+    torch.testing.assert_close(replicas.ensemble(images).sum(1), torch.ones(5, 4, 4))
+
+
+def test_an_ensemble_of_one_output_is_refused():
+    for make in (lambda: nn.Linear(3, 1), lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))):
+        with pytest.raises(ValueError, match="one output an example"):
+            Replicas(make, num_replicas=2).ensemble(torch.randn(5, 3))

@@ -480,3 +480,40 @@ def test_the_gradient_of_a_large_tensor_is_cut_into_blocks_without_a_seam():
     w = torch.stack([model.weight.detach() for model in replicas])
     torch.testing.assert_close(torch.stack([model.weight.grad for model in replicas]), 4.0 * (w - w.mean(0)))
     assert coupling.state_dict() == {"calls": 2, "gamma": 2.0, "period": 2}
+
+
+@pytest.mark.parametrize("kind", ["ReplicaCoupling", "EASGD"])
+@pytest.mark.parametrize("shown", [False, True])
+def test_eval_shows_the_solution_and_train_goes_on_bit_for_bit(kind, shown):
+    def made():
+        torch.manual_seed(0)
+        replicas = wideflat.Replicas(lambda: nn.Linear(3, 2), num_replicas=3)
+        return replicas, getattr(wideflat, kind)(replicas, period=2, gamma=0.1)
+
+    def go(replicas, coupling, first, last):
+        opt = torch.optim.SGD(replicas.parameters(), lr=0.1)
+        for t in range(first, last):
+            opt.zero_grad()
+            replicas(torch.randn(3, 8, 3, generator=torch.Generator().manual_seed(t))).square().sum().backward()
+            coupling.couple()
+            opt.step()
+
+    whole, coupling = made()
+    go(whole, coupling, 0, 9)
+    replicas, coupling = made()
+    go(replicas, coupling, 0, 5)
+    if shown:
+        solution = coupling.center if kind == "EASGD" else list(replicas.barycenter().parameters())
+        coupling.eval()
+        for model in replicas:
+            torch.testing.assert_close(list(model.parameters()), list(solution))
+        with pytest.raises(RuntimeError, match=r"coupling.train\(\) first"):
+            coupling.couple()
+    saved = copy.deepcopy((replicas.state_dict(), coupling.state_dict()))
+    again, other = made()
+    for one, state in zip((again, other), saved, strict=True):
+        one.load_state_dict(state)
+    for networks, each in ((replicas, coupling), (again, other)):
+        each.train()
+        go(networks, each, 5, 9)
+        assert all(torch.equal(p, q) for p, q in zip(networks.parameters(), whole.parameters(), strict=True))

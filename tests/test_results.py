@@ -1,10 +1,13 @@
 """What results/README.md says beyond its tables is what the committed tables give."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).parent.parent
 TEXT = " ".join((ROOT / "results" / "README.md").read_text().split())
@@ -71,3 +74,31 @@ def test_everything_is_printed(recompute, capsys):
     assert "0.21 over restarts and 0.42 over subsets (-1.64, -0.38, -1.65; p = 0.10)" in TEXT
     assert "8.12, 8.36, 8.00, 7.55, 7.73" in text and "8.12, 8.36, 8.00, 7.55, 7.73" in TEXT
     assert "fig7-sigma-0.1 | 0.55 | 0.36 | 0.30" in text and "without it r = 0.36" in TEXT
+
+
+@pytest.mark.parametrize("setting", ["sgd-fast", "rsgd-fast", "esgd"])
+def test_differences_over_ten_subsets(recompute, setting):
+    rows = recompute.Rows(ROOT / "results" / "fig1-subsets" / "restarts.csv")
+    for draw in ("balanced", "random")[: 1 + (setting != "esgd")]:
+        for measure in ("test_error", "balanced_test_error", "energy", "phi_bp"):
+            mean, half, n = recompute.over_subsets(rows, measure, setting, draw=draw)
+            assert f"{mean:+.2f} ± {half:.2f}" + (f" ({n})" if n < 10 else "") in TEXT
+    printed = "\n".join(recompute.figure1_over_subsets(ROOT / "results"))
+    assert "4 | -3.89, -0.74, -0.34, -0.16" in printed and "-3.89, -0.74, -0.34, -0.16 (4)" in TEXT
+
+
+def test_the_check_of_bf16():
+    lines = {
+        kind: [
+            (ROOT / f"results/bf16-check/{kind}-seed{seed}/metrics.jsonl").read_text().splitlines()[-1]
+            for seed in range(3)
+        ]
+        for kind in ("float32", "bf16")
+    }
+    errors = {kind: np.array([100 * json.loads(line)["test_error"] for line in found]) for kind, found in lines.items()}
+    for kind, values in errors.items():
+        assert f"{kind} {', '.join(f'{value:.2f}' for value in values)} %" in TEXT
+    difference = errors["bf16"] - errors["float32"]
+    half = stats.t.ppf(0.975, 2) * stats.sem(difference)
+    apart = stats.t.ppf(0.975, 4) * np.sqrt(sum(values.var(ddof=1) for values in errors.values()) / 3)
+    assert f"{difference.mean():.2f} ± {half:.2f} points paired, ± {apart:.2f} unpaired" in TEXT

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from wideflat.data.bitmaps import pack
 from wideflat.data.dress_coat import FILE, SHA256
 from wideflat.data.fashion_mnist import read_idx
 from wideflat.files import atomic_write, sha256
@@ -49,20 +50,27 @@ def reduce(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return pixels[keep] > median[keep, None], labels[keep] == DRESS
 
 
+def packed(bits: np.ndarray, flags: np.ndarray) -> np.ndarray:
+    """The words of the file."""
+    tail = np.append(flags, np.zeros(len(flags) % 2, np.uint8)).view("<u2")
+    return np.concatenate([pack(bits), tail]).astype("<u2")
+
+
 def main(folder: str | os.PathLike[str], target: str | os.PathLike[str] = FILE) -> str:
     """Write the embedded file and return its SHA-256.
 
-    A row is an image: a byte with bit 0 set for a Dress and bit 1 set for the test set, then 98 bytes of pixels.
+    The images, packed; then a byte for each, with bit 0 set for a Dress and bit 1 set for the test set, two a word.
     """
-    rows = []
+    bits, flags = [], []
     for split, name in enumerate(("train", "t10k")):
         images = read(Path(folder) / f"{name}-images-idx3-ubyte")
         labels = read(Path(folder) / f"{name}-labels-idx1-ubyte")
-        bits, dress = reduce(images, labels)
-        flags = (dress.astype(np.uint8) | np.uint8(split << 1))[:, None]
-        rows.append(np.concatenate([flags, np.packbits(bits, axis=1)], axis=1))
+        pixels, dress = reduce(images, labels)
+        bits.append(pixels.reshape(-1, 28, 28).astype(np.uint8))
+        flags.append(dress.astype(np.uint8) | np.uint8(split << 1))
     with atomic_write(target, "wb") as file:
-        np.lib.format.write_array(file, np.concatenate(rows), version=(1, 0), allow_pickle=False)
+        words = packed(np.concatenate(bits), np.concatenate(flags))
+        np.lib.format.write_array(file, words, version=(1, 0), allow_pickle=False)
     return sha256(target)
 
 

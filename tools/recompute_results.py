@@ -141,6 +141,46 @@ def figure1(folder: Path) -> list[str]:
     return lines
 
 
+def over_subsets(rows: Rows, measure: str, setting: str, **where: object) -> tuple[float, float, int]:
+    """``setting`` minus SGD slow, mean over subsets of the differences of their means; half its 95 % interval; n."""
+    factor, differences = MEASURES[measure], []
+    for subset in range(10):
+        pair = [factor * rows(measure, setting=name, subset=subset, **where) for name in (setting, "sgd-slow")]
+        pair = [values[np.isfinite(values)] for values in pair]
+        if all(map(len, pair)):
+            differences.append(pair[0].mean() - pair[1].mean())
+    n = len(differences)
+    if n < 2:
+        return np.nan, np.nan, n
+    return float(np.mean(differences)), float(stats.t.ppf(0.975, n - 1) * stats.sem(differences)), n
+
+
+def figure1_over_subsets(folder: Path) -> list[str]:
+    """Both draws, ten subsets each: means, differences against SGD slow, Phi without the pattern that stays wrong."""
+    rows, lines = Rows(folder / "fig1-subsets" / "restarts.csv"), ["draw | setting | n | one wrong | means"]
+    for draw in ("balanced", "random"):
+        for setting in SETTINGS[:4]:
+            left = rows("train_errors", draw=draw, setting=setting)
+            if not len(left):
+                continue
+            columns = [factor * rows(name, draw=draw, setting=setting) for name, factor in list(MEASURES.items())[:4]]
+            means = ", ".join(f"{np.nanmean(column):.2f}" for column in columns)
+            lines.append(f"{draw} | {setting} | {len(left)} | {(left == 1).sum()} | {means}")
+    lines.append("against SGD slow: draw | measure | setting | mean ± half of the 95 % interval | subsets")
+    for draw in ("balanced", "random"):
+        for measure in list(MEASURES)[:4]:
+            for setting in ("sgd-fast", "rsgd-fast", "esgd"):
+                mean, half, n = over_subsets(rows, measure, setting, draw=draw)
+                if n > 1:
+                    lines.append(f"{draw} | {measure} | {setting} | {mean:+.2f} ± {half:.2f} | {n}")
+    without = Rows(folder / "fig1-subsets" / "without_one.csv")
+    lines.append("Phi (BP) without the pattern that stays wrong: subset | SGD fast, SGD slow, rSGD fast, eSGD")
+    for subset in (0, 2, 4):
+        phis = [1000 * without("phi_bp", setting=setting, subset=subset).mean() for setting in SETTINGS[:4]]
+        lines.append(f"{subset} | " + ", ".join(f"{phi:.2f}" for phi in phis))
+    return lines
+
+
 def figure6(folder: Path) -> list[str]:
     """Test error by dropout and subset, and what dropout 0.4 changes."""
     rows = Rows(folder / "fig6" / "restarts.csv")
@@ -164,7 +204,12 @@ def figure7(folder: Path) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Print everything."""
     folder = Path(arguments[0]) if arguments else RESULTS
-    for title, lines in (("Figure 1", figure1(folder)), ("Figure 6", figure6(folder)), ("Figure 7", figure7(folder))):
+    for title, lines in (
+        ("Figure 1", figure1(folder)),
+        ("Figure 1 over ten subsets", figure1_over_subsets(folder)),
+        ("Figure 6", figure6(folder)),
+        ("Figure 7", figure7(folder)),
+    ):
         print(f"## {title}", *lines, "", sep="\n")
     return 0
 

@@ -41,7 +41,7 @@ MARK = "WIDEFLAT_SOAK"
 #: Seconds between two disturbances; of a stop or a partition; between two looks at the memory.
 EVERY, LASTING, LOOK = (15.0, 45.0), (1.0, 10.0), 2.0
 #: Seconds that the jobs have to finish when the time is up; of a life that has a slope; of its beginning without one.
-PATIENCE, LONG, SETTLING = 180.0, 150.0, 60.0
+PATIENCE, LONG, SETTLING = 180.0, 600.0, 300.0
 
 
 # ------------------------------------------------------------------------------------------------------------ one job
@@ -239,6 +239,8 @@ class Soak:
         """How much memory a job has."""
         with contextlib.suppress(OSError):
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            if not pages:  # it has ended
+                return
             self.memory.setdefault(pid, []).append((time.time(), pages * os.sysconf("SC_PAGESIZE") / 1e6))
 
     def disturb(self) -> None:
@@ -295,7 +297,7 @@ class Soak:
         return reached
 
     def slopes(self) -> list[tuple[float, float, float]]:
-        """Of each long life without its first minute: minutes, MB at the end, MB an hour."""
+        """Of each long life without its first minutes (imports, caches): minutes, MB at the end, MB an hour."""
         found = []
         for samples in self.memory.values():
             t, m = np.array(samples).T
@@ -326,6 +328,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind then, either
     with tempfile.TemporaryDirectory() as folder, network(arguments.replicas) as net:
         soak = Soak(Path(folder), arguments.replicas, arguments.minutes, arguments.seed, net)
         soak.run()

@@ -164,7 +164,14 @@ def _forward(model: nn.Module, batch: Any) -> object:
     if isinstance(batch, Tensor):
         return model(batch.to(device))
     if isinstance(batch, Mapping):
-        return model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()})
+        named = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+        try:
+            return model(**named)
+        except TypeError as error:
+            raise TypeError(
+                f"the network was called with all of a batch by name ({', '.join(map(str, batch))}), and failed: "
+                f'{error}; pass forward=lambda model, batch: model(batch["..."])'
+            ) from error
     raise TypeError(
         f"a batch must be a tensor, a list or tuple that starts with one, or a mapping, got {type(batch).__name__}; "
         "pass forward=lambda model, batch: ... for anything else"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from wideflat.checks import instance, warn_user
+from wideflat.checks.records import check_state_dict
 from wideflat.kernels.flat_blocks import is_dense
+from wideflat.kernels.float64 import doubled
 from wideflat.kernels.foreach import as_held
 from wideflat.kernels.parts import has_gradient
 from wideflat.kernels.rounding import ROUNDED, empty_rest
@@ -27,6 +30,13 @@ OWN = ("center", "mean", "momentum_buffer")
 
 #: The optimizers that exist now, for `warn_off_center`; they are forgotten when nobody else holds them.
 _alive: WeakSet[Centered] = WeakSet()
+
+
+@dataclass
+class _Place:
+    """Where the model is. One object that is changed in place: Lightning's wrapper calls our methods as its own."""
+
+    within_center: bool = False
 
 
 class Centered(Optimizer):
@@ -63,7 +73,7 @@ class Centered(Optimizer):
         self._make_working_memory()
 
     def _make_working_memory(self) -> None:
-        self._within_center = False
+        self._place = _Place()
         self._has_warned = False
         _alive.add(self)
         self._layouts: dict[Tensor, tuple[Any, ...]] = {}
@@ -77,7 +87,7 @@ class Centered(Optimizer):
 
     def _phase(self) -> tuple[int, int]:
         """The position in the cycle and its length, the same in all groups."""
-        positions = {settings["position"] for settings in self._settings()}
+        positions = {int(settings["position"]) for settings in self._settings()}
         lengths = {settings["inner_steps"] for settings in self._settings()}
         if len(positions) > 1 or len(lengths) > 1:
             raise ValueError(
@@ -85,6 +95,12 @@ class Centered(Optimizer):
                 f"{sorted(positions)} and their inner_steps {sorted(lengths)}; make them equal"
             )
         return positions.pop(), lengths.pop()
+
+    def _set_position(self, position: int) -> None:
+        """Set it in all groups; a counter that is a tensor stays the same one."""
+        for settings in self._settings():
+            counter = settings["position"]
+            settings["position"] = counter.fill_(position) if isinstance(counter, Tensor) else position
 
     def _is_open(self) -> bool:
         """Is a cycle under way, so that the model holds w' and not w?"""
@@ -232,10 +248,9 @@ class Centered(Optimizer):
         self._make_working_memory()
         heard = self.__dict__.pop("_heard", None)
         if heard is not None:
-            params = [p for group in self.param_groups for p in group["params"]]
-            numbers = [number for group in heard["param_groups"] for number in group["params"]]
-            states = [heard["state"].get(number, {}) for number in numbers]
-            self._adopt({p: _placed(s, p) for p, s in zip(params, states, strict=True)}, heard["param_groups"])
+            states = [heard["state"].get(number, {}) for group in heard["param_groups"] for number in group["params"]]
+            saved = zip(self._parameters(), states, strict=True)
+            self._adopt({p: _placed(s, p) for p, s in saved}, heard["param_groups"])
 
     @torch.no_grad()
     def _adopt(self, saved: dict[Tensor, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
@@ -284,7 +299,7 @@ class Centered(Optimizer):
     @property
     def at_center(self) -> bool:
         """Does the model hold w now? At the start of a cycle, within `center`, and after `eval`."""
-        return self._within_center or self.evaluating or not self._is_open()
+        return self._place.within_center or self.evaluating or not self._is_open()
 
     @contextmanager
     def center(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -294,17 +309,17 @@ class Centered(Optimizer):
             model: Restore the buffers of this model as well: for when its batch norm is refreshed within
                 (`wideflat.refresh_batch_norm`), whose statistics belong to w and not to w'.
         """
-        if self._within_center:  # nested: already there
+        if self._place.within_center:  # nested: already there
             yield
             return
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
         if not self.evaluating:
             self._show_center()
-        self._within_center = True
+        self._place.within_center = True
         try:
             yield
         finally:
-            self._within_center = False
+            self._place.within_center = False
             if not self.evaluating:
                 self._show_explorer()
             with torch.no_grad():
@@ -336,22 +351,23 @@ class Centered(Optimizer):
         for state in self.state.values():
             state.pop("explorer", None)
         for settings in self._settings():
-            settings["position"], settings["evaluating"] = 0, False
+            settings["evaluating"] = False
+        self._set_position(0)
 
     @torch.no_grad()
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
-        if self._is_open():
-            for p, state in self.state.items():
-                if "center" in state:
-                    state["explorer"] = p.detach().clone()
-                    p.copy_(state["center"])
+        for p, state in self.state.items() if self._is_open() else ():
+            if "center" in state:
+                state["explorer"] = p.detach().clone()
+                p.copy_(state["center"])
+        torch.clear_autocast_cache()  # which may hold w', cast
 
     @torch.no_grad()
     def _show_explorer(self) -> None:
-        for p, state in self.state.items():
-            if "explorer" in state:
-                p.copy_(state.pop("explorer"))
+        for p in [p for p, state in self.state.items() if "explorer" in state]:
+            p.copy_(self.state[p].pop("explorer"))
+        torch.clear_autocast_cache()
 
     @torch.no_grad()
     def distance(self) -> Tensor:
@@ -363,7 +379,7 @@ class Centered(Optimizer):
                 if "center" in state:
                     w_prime = local(state.get("explorer", p.detach()))
                     (held,) = as_held([local(state["center"])], [w_prime])
-                    squares.append((p, (w_prime - held).double().square().sum().cpu() / 2))
+                    squares.append((p, doubled(w_prime - held).square().sum().cpu() / 2))
         found = total(squares)
         return torch.zeros((), dtype=torch.float64) if found is None else found
 
@@ -372,7 +388,7 @@ class Centered(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _refuse_within_center(self, what: str) -> None:
-        if self._within_center:
+        if self._place.within_center:
             raise RuntimeError(
                 f"{what} was called within `with opt.center():`, where the model holds w and the optimizer w'; "
                 "call it after the block"
@@ -386,12 +402,13 @@ class Centered(Optimizer):
 
 def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Keep what is to be loaded, in the types that it was saved with; refuse what does not fit."""
+    check_state_dict(state_dict)
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for index, (p, number) in enumerate(zip(params, numbers, strict=False)):  # torch refuses another number of them
         state = state_dict["state"].get(number, {})
         for name in (*OWN, "explorer", "rest", "outer_momentum_buffer"):
-            if name in state and state[name].shape != p.shape:
+            if name in state and instance(f"{name} of parameter {index}", state[name], Tensor).shape != p.shape:
                 raise ValueError(
                     f"the saved {name} of parameter {index} has the shape {tuple(state[name].shape)}, the parameter "
                     f"{tuple(p.shape)}; load the state of an optimizer of the same parameters"
@@ -404,26 +421,24 @@ def _placed(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
     return {name: placed(value, p) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
-def warn_off_center(model: nn.Module, stacklevel: int = 2) -> None:
-    """Warn, once for an optimizer, if it has put w' into a model that is about to be measured as the solution."""
-    params = set(model.parameters())
+def warn_off_center(params: Iterable[Tensor]) -> None:
+    """Warn, once for an optimizer, if it has put w' into what is about to be measured or saved as the solution."""
+    wanted = set(params)
     for optimizer in list(_alive):
-        if optimizer._has_warned or not any(p in params for p in optimizer.state) or optimizer.at_center:
+        if optimizer._has_warned or not any(p in wanted for p in optimizer.state) or optimizer.at_center:
             continue
         optimizer._has_warned = True
-        warnings.warn(
-            f"the model holds the explorer w' of {type(optimizer).__name__}, not its solution w; measure within "
-            "`with opt.center(model):`, after opt.eval(), or, at the end of training, after opt.flush()",
-            stacklevel=stacklevel + 1,
+        warn_user(
+            f"the model holds the explorer w' of {type(optimizer).__name__}, not its solution w; measure and save it "
+            "within `with opt.center(model):`, after opt.eval(), or, at the end of training, after opt.flush()"
         )
 
 
 def adopt_state(optimizer: Optimizer, prefix: str, saved: dict[Tensor, dict[str, Any]]) -> None:
     """Load what was saved of each parameter under names with a prefix into an optimizer, groups as they are."""
     own = optimizer.state_dict()
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     own["state"] = {}
-    for index, p in enumerate(params):
+    for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         state = saved.get(p, {})
         if named := {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}:
             own["state"][index] = named

@@ -49,7 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     quiet, verbose = _take(arguments, "-q", "--quiet"), _take(arguments, "-v", "--verbose")
-    Progress.silent = quiet
+    before, Progress.silent = Progress.silent, quiet
+    try:
+        return _run(arguments, verbose)
+    finally:  # whoever calls this from Python hears other progress afterwards
+        Progress.silent = before
+
+
+def _run(arguments: list[str], verbose: bool) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return OK

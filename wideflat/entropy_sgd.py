@@ -14,20 +14,20 @@ from torch.optim import Optimizer
 from wideflat.centered import step_quietly
 from wideflat.checks import (
     check_entropy_sgd,
-    check_parameter,
+    check_parameters,
+    maker,
     optimizer,
     refuse_differentiable,
-    shown,
     warn_of_adam,
     warn_of_low_lr,
 )
-from wideflat.entropic import Cycles
+from wideflat.cycles import Cycles
 from wideflat.kernels.blocks import BlockLists
-from wideflat.kernels.choice import chosen
+from wideflat.kernels.branchless import Lists, Outer, Real, sgd_
+from wideflat.kernels.choice import chosen, is_rounded, rests
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
 from wideflat.kernels.foreach import displacement
 from wideflat.kernels.parts import Part
-from wideflat.kernels.rounding import ROUNDED, empty_rest
 from wideflat.kernels.shards import like, local, of_one_kind
 from wideflat.notebook import settings_shown
 
@@ -111,6 +111,8 @@ class EntropySGD(Cycles):
         maximize: Ascend the objective instead.
         foreach: As for `torch.optim.SGD`, of the two inside, where neither the kernel nor blocks are used.
         differentiable: Refused: the steps are taken in place.
+        capturable: Take steps that a CUDA graph can capture: the counters are tensors, and every step does the work of
+            all phases of the cycle. `torch.compile` turns it on by itself. See `docs/devices.md`.
 
     Example:
         On the loss w^2/2 from w = 1, with L = 2, eta' = 0.5, gamma = 1 and alpha = 0.5, w' is 0.5 and then
@@ -154,6 +156,7 @@ class EntropySGD(Cycles):
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
         if type(self) is EntropySGD and inner is None and inner_lr == INNER_LR:
             warn_of_low_lr(lr)
@@ -165,34 +168,22 @@ class EntropySGD(Cycles):
         self._fused, self._plain, self.rounding, self._foreach = fused, inner is None, rounding, foreach
         self._prefix = "" if self._plain else "inner_"
         self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
-        defaults = {
-            "lr": lr,
-            "inner_lr": inner_lr,
-            "inner_steps": inner_steps,
-            "gamma": gamma,
-            "epsilon": epsilon,
-            "alpha": alpha,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "outer_momentum": outer_momentum,
-            "outer_nesterov": outer_nesterov,
-            "outer_weight_decay": outer_weight_decay,
-            "seed": seed,
-            "maximize": maximize,
-        }
+        defaults: dict[str, Any] = {"lr": lr, "inner_lr": inner_lr, "inner_steps": inner_steps, "gamma": gamma}
+        defaults |= {"epsilon": epsilon, "alpha": alpha}
+        defaults |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        defaults |= {"outer_momentum": outer_momentum, "outer_nesterov": outer_nesterov}
+        defaults |= {"outer_weight_decay": outer_weight_decay, "seed": seed, "maximize": maximize}
         super().__init__(params, defaults)
         if inner is None:
             self.inner = [self._inner_sgd(group) for group in self.param_groups]
         else:
-            if isinstance(inner, torch.nn.Module):
-                raise TypeError(f"inner must be a class of torch optimizers, got {shown(inner)}")
-            made = inner([self._inner_group(group) for group in self.param_groups], lr=inner_lr)
+            made = maker("inner", inner)([self._inner_group(group) for group in self.param_groups], lr=inner_lr)
             self.inner = [optimizer("what inner returns", made)]
             warn_of_adam(self.inner[0], self.param_groups)
         foreach = of_one_kind(self._parameters()) and self._foreach is not False
         self.outer = torch.optim.SGD([self._centers_of(group) for group in self.param_groups], foreach=foreach)
         self._remember_beginning()
+        self._settle_capture(capturable)
 
     def __repr__(self) -> str:
         return settings_shown(self)
@@ -210,8 +201,7 @@ class EntropySGD(Cycles):
             group["nesterov"] = left_out and self._plain
         try:
             check_entropy_sgd(group)
-            for p in group["params"]:
-                check_parameter(p)
+            check_parameters(group["params"], self.param_groups)
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
@@ -289,7 +279,7 @@ class EntropySGD(Cycles):
         number = self.inner.index(inner)
         groups = [self.param_groups[number]] if self._plain else self.param_groups
         for group, inner_group in zip(groups, inner.param_groups, strict=True):
-            inner_group["lr"] = float(group["inner_lr"])
+            inner_group["lr"] = group["inner_lr"] if self.capturable else float(group["inner_lr"])
             if self._plain:
                 inner_group.update({name: group[name] for name in ("momentum", "nesterov", "weight_decay")})
                 if group["momentum"]:
@@ -345,7 +335,7 @@ class EntropySGD(Cycles):
 
     def _velocities(self, name: str, part: Part, sgd: Optimizer, weights: list[Tensor]) -> list[Tensor]:
         try:
-            return [local(state[name]) for state in part.states]
+            return part.kept(name)
         except KeyError:
             return [local(self._velocity(p, sgd, weight)) for p, weight in zip(part.params, weights, strict=True)]
 
@@ -411,20 +401,38 @@ class EntropySGD(Cycles):
         return kept
 
     def _rounds_apart(self, part: Part) -> bool:
-        """Are these parameters of 16 bits, which are moved in float32 and rounded in a way of their own?"""
-        return self.rounding != "nearest" and all(
-            p.dtype in ROUNDED and w.dtype == torch.float32 for p, w in zip(part.params, part.w, strict=True)
-        )
+        return self.rounding != "nearest" and is_rounded(part)
 
     def _rests(self, part: Part) -> list[Tensor] | None:
-        """What the rounding of w' has lost, where it is kept: for parameters of 16 bits, all of a group."""
-        if self.rounding != "kept" or not self._rounds_apart(part):
-            return None
-        for p, state in zip(part.params, part.states, strict=True):
-            rest = state.get("rest")
-            if rest is None or rest.dtype != ROUNDED[p.dtype] or rest.device != p.device or rest.stride() != p.stride():
-                state["rest"] = empty_rest(p)
-        return [local(state["rest"]) for state in part.states]
+        return rests(part) if self.rounding == "kept" and self._rounds_apart(part) else None
+
+    # -------------------------------------------------------------------------------------------------------- captured
+
+    def _move(self, groups: list[Lists]) -> None:
+        pairs = list(zip(self.param_groups, groups, strict=True))
+        directions = [going.pulled(group["gamma"], -1.0 if group["maximize"] else 1.0) for group, going in pairs]
+        if not self._plain:
+            self._step_along(self.inner[0], groups, directions)
+            return
+        for (group, going), d in zip(pairs, directions, strict=True):
+            rates = (group[name] for name in ("inner_lr", "momentum", "nesterov", "weight_decay"))
+            sgd_(going.x, d, going.velocity, *rates)
+
+    def _inner_rate(self, number: int) -> Real:
+        return self.param_groups[number]["inner_lr"]
+
+    def _outer_rule(self, number: int) -> Outer:
+        group = self.param_groups[number]
+        return Outer(group["lr"], *(_outer(group, name) for name in ("momentum", "nesterov", "weight_decay")))
+
+    def _own_memory(self, number: int, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        group = self.param_groups[number]
+        if not self._plain:
+            self.inner[0].param_groups[number]["lr"] = group["inner_lr"]
+            return [], []
+        has_velocity = part.params and group["momentum"]
+        velocity = self._velocities("momentum_buffer", part, self.inner[number], part.params) if has_velocity else []
+        return velocity, self._rests(part) or []
 
     def _make_working_memory(self) -> None:
         super()._make_working_memory()

@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
+import json
 import math
 import os
+import stat
 import struct
 import tempfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 import numpy as np
+
+from wideflat.checks.records import location, reading
 
 try:
     import fcntl
 except ImportError:  # Windows: nothing is held there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["DamagedState", "atomic_write", "hold", "names_in_npz", "read_npz", "sha256"]
+__all__ = [
+    "DamagedState",
+    "atomic_write",
+    "hold",
+    "missing",
+    "must_be_regular",
+    "must_not_swell",
+    "names_in_npz",
+    "naming",
+    "read_json",
+    "read_npz",
+    "read_whole",
+    "sha256",
+]
 
-#: The most bytes of one array in an ``.npz`` file; above the small ones, it may be so many times larger than packed.
-MOST_BYTES, SMALL_BYTES, MOST_SWELLING = 2**32, 2**28, 200
+T = TypeVar("T")
+
+#: Above so many bytes what an ``.npz`` file or a checkpoint holds may be so many times larger than the file.
+SMALL_BYTES, MOST_SWELLING = 2**28, 20
+#: The most arrays in one, and the most bytes of a file that is read as text or in one piece.
+MOST_ARRAYS, MOST_TEXT = 10_000, 2**28
 
 #: What reading a damaged ``.npz`` file raises, in zipfile, zlib and NumPy.
 UNREADABLE = (
@@ -137,15 +159,15 @@ def names_in_npz(path: str | os.PathLike[str]) -> list[str]:
         return list(content.files)
 
 
-def _check_members(content: np.lib.npyio.NpzFile) -> None:
+def _check_members(content: np.lib.npyio.NpzFile, packed: int) -> None:
     """Refuse members that are larger than any file of ours, or that claim another size than they have."""
     if not content.files:
         raise ValueError("there is no array in it")
     archive = content.zip
     assert archive is not None  # it is open
-    for info in archive.infolist():
-        if info.file_size > max(SMALL_BYTES, min(MOST_BYTES, MOST_SWELLING * info.compress_size)):
-            raise ValueError(f"{info.filename} would unpack to {info.file_size} bytes")
+    members = archive.infolist()
+    _check_size([info.file_size for info in members], packed)
+    for info in members:
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -161,13 +183,126 @@ def _check_members(content: np.lib.npyio.NpzFile) -> None:
 @contextlib.contextmanager
 def _npz(path: str | os.PathLike[str]) -> Iterator[np.lib.npyio.NpzFile]:
     """An open ``.npz`` file; whatever is wrong about it or its arrays is one kind of error."""
-    with open(path, "rb") as file:
+    with open(must_be_regular(path), "rb") as file:
         try:
             with contextlib.closing(np.lib.npyio.NpzFile(file, allow_pickle=False)) as content:
-                _check_members(content)
+                _check_members(content, os.fstat(file.fileno()).st_size)
                 yield content
         except UNREADABLE as error:
             raise ValueError(f"{os.fspath(path)} is not a whole .npz file of plain arrays ({error})") from error
+
+
+def missing(path: str | os.PathLike[str]) -> str:
+    """That there is no such file or folder, and which of its neighbours may be meant.
+
+    Example:
+        >>> missing("/nowhere/at/all")
+        'there is no /nowhere/at/all'
+    """
+    path = Path(path)
+    try:
+        beside = [each.name for each in path.parent.iterdir()]
+    except OSError:
+        beside = []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"there is no {path}" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around what looks at the content of a file: an error that does not name it gets its name.
+
+    Example:
+        >>> with naming("a.npz"):
+        ...     raise ValueError("weights must have 2 dimensions")
+        Traceback (most recent call last):
+        ValueError: a.npz: weights must have 2 dimensions
+    """
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error
+
+
+def must_be_regular(path: str | os.PathLike[str]) -> Path:
+    """The path of a file, unless that is a device or a pipe, which need not have an end; it may not be there.
+
+    Example:
+        >>> must_be_regular("/dev/zero")
+        Traceback (most recent call last):
+        ValueError: /dev/zero is no file with an end but a device or a pipe, which is not read
+    """
+    place = location("path", path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.stat(place).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ValueError(f"{place} is no file with an end but a device or a pipe, which is not read")
+    return place
+
+
+def must_not_swell(path: str | os.PathLike[str]) -> Path:
+    """The path of a file, unless it is an archive that would unpack to far more than it is; it may not be there."""
+    place = must_be_regular(path)
+    if place.is_file() and zipfile.is_zipfile(place):
+        with zipfile.ZipFile(place) as archive:
+            _check_size([info.file_size for info in archive.infolist()], place.stat().st_size)
+    return place
+
+
+def _check_size(sizes: list[int], packed: int) -> None:
+    """Refuse members of an archive that are more, or larger, than those of any file of ours."""
+    if len(sizes) > MOST_ARRAYS:
+        raise ValueError(f"it has {len(sizes)} members, at most {MOST_ARRAYS} are read")
+    if sum(sizes) > max(SMALL_BYTES, MOST_SWELLING * packed):
+        raise ValueError(f"it would unpack to {sum(sizes)} bytes, from {packed}")
+
+
+def read_whole(path: str | os.PathLike[str], most: int = MOST_TEXT) -> bytes:
+    """The bytes of a file.
+
+    Args:
+        path: The file.
+        most: It may not have more.
+
+    Raises:
+        ValueError: If it has, or has no end; names the file.
+    """
+    place = must_be_regular(path)
+    with open(place, "rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"{place} has more than {most} bytes, which is not read")
+        return file.read()
+
+
+def read_json(path: str | os.PathLike[str], what: str, make: Callable[[Any], T]) -> T:
+    """What ``make`` makes of the JSON document in a file; whatever is wrong about it is one kind of error.
+
+    Args:
+        path: The file.
+        what: What it should hold, for the error.
+        make: Makes that of what the document says.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is damaged or something else; names the file.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.json"
+        >>> _ = path.write_text("[1, 2")
+        >>> read_json(path, "list", list)
+        Traceback (most recent call last):
+        ValueError: ...a.json is not a whole list: Expecting ',' delimiter: line 1 column 6 (char 5)
+    """
+    place = location("path", path)
+    try:
+        with reading(what):
+            return make(json.loads(read_whole(place).decode("utf-8")))
+    except ValueError as error:
+        reason = str(error).removeprefix(f"this is not a whole {what}: ")
+        raise ValueError(f"{place} is not a whole {what}: {reason}") from None
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

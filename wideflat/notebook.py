@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wideflat.checks import warn_user
+from wideflat.checks import shown, warn_user
 
-__all__ = ["NotebookBar", "Result", "new_axes", "plot", "settings_shown"]
+__all__ = ["NotebookBar", "Result", "axes_or_new", "new_axes", "plot", "settings_shown"]
 
 #: Rows of a table in a notebook; the rest is counted.
 MOST_ROWS = 40
@@ -95,6 +95,19 @@ def settings_shown(optimizer: Any) -> str:
     return "\n".join([f"{type(optimizer).__name__} around {inner}, {state}, after {steps} steps", *lines])
 
 
+def axes_or_new(ax: Any) -> Any:
+    """Axes of matplotlib that were given, or new ones.
+
+    >>> axes_or_new("x")
+    Traceback (most recent call last):
+    ...
+    TypeError: ax must be axes of matplotlib, or None for new ones; got 'x'
+    """
+    if ax is not None and not callable(getattr(type(ax), "errorbar", None)):
+        raise TypeError(f"ax must be axes of matplotlib, or None for new ones; got {shown(ax)}")
+    return new_axes() if ax is None else ax
+
+
 def new_axes() -> Any:
     """Axes of a new figure of matplotlib."""
     try:
@@ -128,24 +141,24 @@ def plot(*results: Any, labels: Sequence[str] | None = None, ax: Any = None, **n
     names = list(labels) if labels is not None else [str(number) for number in range(1, len(results) + 1)]
     if len(names) != len(results):
         raise ValueError(f"labels must name each of the {len(results)} results, got {len(names)}: {names}")
-    shown = dict(zip(names, results, strict=True)) | named
-    if not shown or len(shown) != len(names) + len(named):
+    drawn = dict(zip(names, results, strict=True)) | named
+    if not drawn or len(drawn) != len(names) + len(named):
         raise ValueError("plot needs at least one result, and every one a label of its own")
-    kinds = {type(result).__name__ for result in shown.values()}
-    if len(kinds) > 1 or not all(hasattr(result, "plot") for result in shown.values()):
+    kinds = {type(result).__name__ for result in drawn.values()}
+    if len(kinds) > 1 or not all(isinstance(result, Result) for result in drawn.values()):
         raise TypeError(
             f"plot draws results of one kind that have a plot() of their own, got {', '.join(sorted(kinds))}"
         )
-    _warn_where_not_comparable(shown)
-    ax = new_axes() if ax is None else ax
-    for label, result in shown.items():
+    _warn_where_not_comparable(drawn)
+    ax = axes_or_new(ax)
+    for label, result in drawn.items():
         result.plot(ax, label=label)
     ax.legend()
     return ax
 
 
-def _warn_where_not_comparable(shown: Mapping[str, Any]) -> None:
-    (first, reference), *others = shown.items()
+def _warn_where_not_comparable(drawn: Mapping[str, Any]) -> None:
+    (first, reference), *others = drawn.items()
     for name, result in others:
         if hasattr(result, "compare"):
             try:

@@ -162,7 +162,7 @@ class Progress:
     def _plain_line(self) -> None:
         self._last_line, self._last_completed = time.monotonic(), self.completed
         elapsed = self._last_line - self._start
-        far = f"{self.completed:g}"
+        far = f"{round(self.completed, 2):g}"
         if self.total:
             far += f"/{self.total:g}"
             if self.before < self.completed < self.total:

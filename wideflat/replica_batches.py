@@ -90,7 +90,7 @@ class ReplicaBatches:
         if not isinstance(state_dict, dict) or not state_dict.keys() >= self.state_dict().keys():
             names = ", ".join(self.state_dict())
             raise ValueError(f"a state of replica batches is a dictionary with {names}; got {shown(state_dict)}")
-        if state_dict["num_replicas"] != self.num_replicas:
+        if whole("num_replicas", state_dict["num_replicas"]) != self.num_replicas:
             raise ValueError(
                 f"the saved batches are for {state_dict['num_replicas']} replicas, these for {self.num_replicas}"
             )

@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
-from wideflat.checks import network, whole
+from wideflat.centered import warn_off_center
+from wideflat.checks import instance, network, whole
 from wideflat.distributed.group import InProcess, set_to_mean
 from wideflat.kernels.shards import is_sharded
 from wideflat.replica_batches import ReplicaBatches
@@ -185,9 +186,12 @@ class Replicas(nn.Module):
     def ensemble(self, inputs: Tensor | Mapping[str, Any]) -> Tensor:
         """The class probabilities, averaged over the replicas.
 
+        The outputs are logits, or probabilities already (rows that sum to 1), which are averaged as they are. Classes
+        are in the last axis, in outputs of four axes and more (images) in the second.
+
         Args:
-            inputs: A tensor; or a mapping, with which each network is called whole and of whose result the ``logits``
-                are taken.
+            inputs: A tensor; or a mapping, with which each network is called whole. Of results that are not tensors the
+                ``logits`` are taken.
 
         Example:
             >>> replicas = Replicas(lambda: nn.Linear(2, 4), num_replicas=2)
@@ -196,9 +200,21 @@ class Replicas(nn.Module):
         """
         if isinstance(inputs, Mapping):
             outputs = torch.stack([_logits(model(**inputs)) for model in self.models])
+        elif self.vectorize is True or (self.vectorize == "auto" and self._may_vectorize()):
+            outputs = _logits(self(inputs.expand(len(self.models), *inputs.shape)))
         else:
-            outputs = self(inputs.expand(len(self.models), *inputs.shape))
-        return outputs.softmax(-1).mean(0)
+            inputs = instance("inputs", inputs, Tensor, "a tensor, or a mapping of what the networks take")
+            outputs = torch.stack([_logits(model(inputs)) for model in self.models])
+        if outputs.dim() < 3 or (outputs.dim() == 3 and outputs.shape[-1] == 1):
+            raise ValueError(
+                f"ensemble() needs the outputs of several classes, and each network has one output an example (shape "
+                f"{tuple(outputs.shape[1:])}): average them yourself, for example replicas(inputs.expand(y, "
+                "*inputs.shape)).sigmoid().mean(0)"
+            )
+        axis = -1 if outputs.dim() <= 4 else 2
+        sums = outputs.detach().sum(axis, dtype=torch.float32)
+        probabilities = bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-2).all())
+        return (outputs if probabilities else outputs.softmax(axis)).mean(0)
 
     @torch.no_grad()
     def barycenter(self, buffers: str = "average") -> nn.Module:
@@ -217,6 +233,7 @@ class Replicas(nn.Module):
                 "the networks are sharded, so there is no copy of them on one rank: evaluate or save one of them "
                 "within `with coupling.at_barycenter():`"
             )
+        warn_off_center(self.parameters())
         center = copy.deepcopy(self.models[0], {id(p): p for p in self.shared})
         center.zero_grad(set_to_none=True)
         set_to_mean(self.own(center), [self.own(model) for model in self.models])
@@ -227,7 +244,7 @@ class Replicas(nn.Module):
 
     def own(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters of a replica that it does not share with the others."""
-        return [p for p in model.parameters() if p not in self.shared]
+        return [p for p in network(model).parameters() if p not in self.shared]
 
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.checks import warn_user
+from wideflat.centered import warn_off_center
+from wideflat.checks import number, numbers_of, warn_user, whole
+from wideflat.checks import optimizer as checked_optimizer
+from wideflat.checks.records import reading
 from wideflat.distributed.group import InProcess, ReplicaGroup, detached
 from wideflat.kernels.shards import local_gradient
 from wideflat.replica_networks import Replicas
@@ -86,16 +89,19 @@ class ReplicaCoupling:
             raise ValueError(f"period must be a whole number >= 1, got {period!r}")
         if mode not in ("gradient", "proximal"):
             raise ValueError(f"mode must be 'gradient' or 'proximal', got {mode!r}")
-        if mode == "proximal" and not optimizer:
+        given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        if mode == "proximal" and not given:
             raise ValueError("mode='proximal' needs the optimizer, whose lr it reads: pass optimizer=opt")
         self.group: ReplicaGroup = replica_group(replicas, mesh)
         self.period = period
         self._gamma = gamma
         self.mode = mode
-        self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] if optimizer else []
+        self.optimizers = [checked_optimizer("optimizer", each) for each in given]
         self.calls = 0
         self._warned = False
         self._growth = _Growth()
+        #: The weights of the networks in this process, while they hold the solution instead.
+        self._own: list[Tensor] | None = None
 
     def __repr__(self) -> str:
         gamma = "not set" if self._gamma is None else f"{float(self._gamma):.4g}"
@@ -124,6 +130,11 @@ class ReplicaCoupling:
         Returns:
             Whether the attraction acted.
         """
+        if self._own is not None:
+            raise RuntimeError(
+                "couple() was called after coupling.eval(), while the networks hold their barycenter; call "
+                "coupling.train() first"
+            )
         self.calls += 1
         if self.calls % self.period:
             return False
@@ -231,7 +242,7 @@ class ReplicaCoupling:
         Raises:
             ValueError: If the replicas coincide up to rounding, so that there is no distance to divide by.
         """
-        numbers = [loss.detach().item() if isinstance(loss, Tensor) else float(loss) for loss in losses]
+        numbers = numbers_of("losses", losses)
         values = torch.tensor(numbers, dtype=torch.float64)
         here = len(self.group.members)
         if len(values) != here:
@@ -267,18 +278,42 @@ class ReplicaCoupling:
         This is how a network that is sharded, or too large for a copy, is evaluated or saved at the barycenter. Refresh
         its batch norm within (`wideflat.refresh_batch_norm`): buffers are restored afterwards, too.
         """
+        warn_off_center(p for w in self.group.members for p in w)
         tensors = [p.detach() for w in self.group.members for p in w] + list(self.group.buffers())
         kept = [tensor.clone() for tensor in tensors]
-        with torch.no_grad():
-            for weights, _, w_bar in self.group.blocks(detached(self.group.members)):
-                for w in weights:
-                    torch._foreach_copy_(w, w_bar)
+        self._show_barycenter()
         try:
             yield
         finally:
             with torch.no_grad():
                 for tensor, before in zip(tensors, kept, strict=True):
                     tensor.copy_(before)
+
+    @torch.no_grad()
+    def _show_barycenter(self) -> None:
+        for weights, _, w_bar in self.group.blocks(detached(self.group.members)):
+            for w in weights:
+                torch._foreach_copy_(w, w_bar)
+
+    def eval(self) -> None:
+        """Put the solution, w_bar, into every network, until `train`: to evaluate or save any of them. All ranks do so.
+
+        It is in `state_dict` which weights the networks have of their own, so that what is saved now is gone on with.
+        """
+        if self._own is None:
+            self._own = [p.detach().clone() for w in self.group.members for p in w]
+            self._show_solution()
+
+    def _show_solution(self) -> None:
+        self._show_barycenter()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Give every network its own weights back after `eval`."""
+        if self._own is not None:
+            for p, own in zip((p for w in self.group.members for p in w), self._own, strict=True):
+                p.copy_(own)
+            self._own = None
 
     def barycenter(self, buffers: str = "average") -> nn.Module:
         """A network with the mean w_bar of the replicas' parameters; see `Replicas.barycenter`. All ranks call it."""
@@ -300,11 +335,16 @@ class ReplicaCoupling:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs."""
-        return {"calls": self.calls, "gamma": float(self.gamma), "period": self.period}
+        own = {} if self._own is None else {"own": [p.clone() for p in self._own]}
+        return {"calls": self.calls, "gamma": float(self.gamma), "period": self.period, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
-        self.calls, self.gamma, self.period = state_dict["calls"], state_dict["gamma"], state_dict["period"]
+        with reading("state of a coupling"):
+            calls, period = whole("calls", state_dict["calls"]), whole("period", state_dict["period"], 1)
+            self.calls, self.gamma, self.period = calls, number("gamma", state_dict["gamma"]), period
+            own = state_dict.get("own")
+            self._own = None if own is None else [p.clone() for p in own]
 
 
 class _Growth:

@@ -36,4 +36,4 @@ def as_seed(seed: Any) -> int:
     try:
         return int(seed)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor without content
-        raise TypeError(f"seed must be a whole number, got {seed!r}") from None
+        raise TypeError(f"seed must be a whole number, got {seed!r:.60}") from None

@@ -1,5 +1,6 @@
 """DiLoCo on two ranks: on a mesh and with a manager it is torchft's own, whole and in fragments."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -47,9 +48,9 @@ class Manager:
         pass
 
 
-def train(model, opt, steps=14):
+def train(model, opt, steps=14, start=0):
     rank, weights = dist.get_rank(), []
-    for t in range(steps):
+    for t in range(start, steps):
         opt.zero_grad()
         loss_of(model, 2 * t + rank).backward()
         opt.step()
@@ -66,13 +67,13 @@ def parts():
 OUTER = {"inner_steps": 4, "outer_lr": 0.6, "outer_momentum": 0.8}
 
 
-def theirs(fragments, fails=()):
+def theirs(fragments, fails=(), **late):
     from torchft.local_sgd import DiLoCo
 
     model, adamw = parts()
     pieces = [model[0], model[2]] if fragments else [model]
     outers = [torch.optim.SGD(piece.parameters(), lr=0.6, momentum=0.8, nesterov=True) for piece in pieces]
-    with DiLoCo(Manager(fails), pieces, adamw, outers if fragments else outers[0], sync_every=4):
+    with DiLoCo(Manager(fails), pieces, adamw, outers if fragments else outers[0], sync_every=4, **late):
         return train(model, adamw)
 
 
@@ -85,6 +86,30 @@ def ours(fragments, **where):
     return train(model, opt)
 
 
+#: Steps that an exchange has for itself, and the share of its own weights that a replica keeps.
+LATE = [(1, 0.0), (1, 0.5), (0, 0.5)]
+
+
+def resumed(mesh):
+    """Saved while a fragment is on its way, and gone on with by a new optimizer."""
+    late = {"inner_steps": 8, "outer_lr": 0.6, "outer_momentum": 0.8, "delay": 2, "mix": 0.25, "mesh": mesh}
+    results = []
+    for stop in (None, 3, 7):
+        model, adamw = parts()
+        opt = wideflat.StreamingDiLoCo(adamw, replicas=model, fragments=[model[0], model[2]], **late)
+        if stop is None:
+            results.append(train(model, opt)[-1])
+            continue
+        train(model, opt, stop)
+        saved = [copy.deepcopy(one.state_dict()) for one in (model, opt)]
+        model, adamw = parts()
+        opt = wideflat.StreamingDiLoCo(adamw, replicas=model, fragments=[model[0], model[2]], **late)
+        for one, state in zip((model, opt), saved, strict=True):
+            one.load_state_dict(state)
+        results.append(train(model, opt, start=stop)[-1])
+    return results
+
+
 def compare():
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("replica",))["replica"]
     results = {}
@@ -92,6 +117,13 @@ def compare():
         results[fragments, "theirs"] = theirs(fragments)
         results[fragments, "mesh"] = ours(fragments, mesh=mesh)
         results[fragments, "manager"] = ours(fragments, manager=Manager())
+    for delay, mix in LATE:
+        results[delay, mix, "theirs"] = theirs(True, fragment_sync_delay=delay, fragment_update_alpha=mix)
+        results[delay, mix, "mesh"] = ours(True, mesh=mesh, delay=delay, mix=mix)
+        results[delay, mix, "manager"] = ours(True, manager=Manager(), delay=delay, mix=mix)
+    results["failed and late", "theirs"] = theirs(True, fails=(2,), fragment_sync_delay=1, fragment_update_alpha=0.5)
+    results["failed and late", "manager"] = ours(True, manager=Manager(fails=(2,)), delay=1, mix=0.5)
+    results["resumed"] = resumed(mesh)
     results["failed", "theirs"] = theirs(False, fails=(2,))
     results["failed", "manager"] = ours(False, manager=Manager(fails=(2,)))
     torch.manual_seed(dist.get_rank())
@@ -110,6 +142,12 @@ def test_it_is_torchfts_own_on_two_ranks(ranks):
             expected = torch.as_tensor(rank[fragments, "theirs"])
             for where in ("mesh", "manager"):
                 torch.testing.assert_close(torch.as_tensor(rank[fragments, where]), expected, rtol=1e-9, atol=1e-11)
+        for late in (*LATE, ("failed and late",)):
+            expected = torch.as_tensor(rank[(*late, "theirs")])
+            for where in {"mesh", "manager"} if len(late) == 2 else {"manager"}:
+                torch.testing.assert_close(torch.as_tensor(rank[(*late, where)]), expected, rtol=1e-9, atol=1e-11)
+        whole, *others = map(torch.as_tensor, rank["resumed"])
+        assert all(torch.equal(whole, other) for other in others)
         expected = torch.as_tensor(rank["failed", "theirs"])
         torch.testing.assert_close(torch.as_tensor(rank["failed", "manager"]), expected, rtol=1e-9, atol=1e-11)
         assert (rank["failed", "manager"][7] == rank["failed", "manager"][3]).all()  # that outer step was left out

@@ -198,13 +198,11 @@ def test_parle_without_attraction_is_entropy_sgd_in_each_replica():
 # ---------------------------------------------------------------------------------------------- DiLoCo as an optimizer
 
 
-@pytest.mark.parametrize("fragments", [None, 2])
+@pytest.mark.parametrize("fragments", [{}, {"fragments": 2}, {"fragments": 2, "delay": 1, "mix": 0.3}])
 def test_resumed_in_mid_cycle_bit_for_bit(fragments):
     def make(replicas):
-        settings = {"replicas": replicas, "inner_steps": 4, "pull": 0.5, "alpha": 0.2, **OUTER}
-        if fragments is None:
-            return wideflat.DiLoCo(adamw(replicas.parameters()), **settings)
-        return wideflat.StreamingDiLoCo(adamw(replicas.parameters()), fragments=fragments, **settings)
+        settings = {"replicas": replicas, "inner_steps": 4, "pull": 0.5, "alpha": 0.2, **OUTER, **fragments}
+        return (wideflat.StreamingDiLoCo if fragments else wideflat.DiLoCo)(adamw(replicas.parameters()), **settings)
 
     whole = replicas_from_one(2)
     opt = make(whole)
@@ -242,6 +240,71 @@ def test_fragments_follow_each_other():
     same(replicas[0], replicas[1], rtol=0, atol=0)
 
 
+class Slow:
+    """A manager that notes when something is sent and when it is waited for."""
+
+    def __init__(self):
+        self.events = []
+
+    def start_quorum(self):
+        pass
+
+    def register_state_dict_fn(self, *_):
+        pass
+
+    def allreduce(self, tensor):
+        self.events.append("send")
+        return self
+
+    def wait(self):
+        self.events.append("wait")
+
+    def should_commit(self):
+        return True
+
+
+def test_steps_go_on_while_a_fragment_is_on_its_way():
+    model, manager = made(), Slow()
+    opt = wideflat.StreamingDiLoCo(
+        adamw(model.parameters()),
+        replicas=model,
+        manager=manager,
+        inner_steps=8,
+        fragments=[model[0], model[2]],
+        delay=3,
+    )
+    seen = []
+    for t in range(8):
+        step(opt, model, t)
+        seen.append(tuple(manager.events))
+        manager.events.clear()
+    sent, waited = ("send",) * 2, ("wait",) * 2
+    assert seen == [sent, (), (), waited] * 2
+    step(opt, model, 8)
+    opt.recenter()  # what is on its way is waited for, and forgotten
+    assert manager.events == [*sent, *waited]
+    assert not any("sent" in state for state in opt.state.values())
+
+
+@pytest.mark.parametrize("fragments", [{}, {"fragments": 2, "delay": 1, "mix": 0.5}])
+def test_no_number_leaves_the_device_within_a_step_of_diloco(fragments, monkeypatch):
+    replicas = replicas_from_one(2)
+    kind = wideflat.StreamingDiLoCo if fragments else wideflat.DiLoCo
+    sgd = torch.optim.SGD(replicas.parameters(), lr=0.01, momentum=0.9)  # AdamW reads its own count of steps on the CPU
+    opt = kind(sgd, replicas=replicas, inner_steps=4, pull=0.5, alpha=0.2, **fragments)
+
+    def refuse(*_):
+        raise AssertionError("the host waits for the device")
+
+    for t in range(9):
+        opt.zero_grad()
+        sum(loss_of(model, t) for model in replicas).backward()
+        with monkeypatch.context() as patched:
+            for reading in ("item", "tolist", "__bool__", "__float__", "__int__"):
+                patched.setattr(torch.Tensor, reading, refuse)
+            opt.step()
+
+
 def test_what_cannot_be_meant_is_refused():
     torch.manual_seed(0)
     apart = wideflat.Replicas(make_model, 2)
@@ -252,6 +315,11 @@ def test_what_cannot_be_meant_is_refused():
         wideflat.DiLoCo(adamw(together[0].parameters()), replicas=together)
     with pytest.raises(ValueError, match="multiple of the number of fragments"):
         wideflat.StreamingDiLoCo(adamw(together.parameters()), replicas=together, fragments=3, inner_steps=10)
+    for wrong in ({"delay": 5}, {"mix": 1.5}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            wideflat.StreamingDiLoCo(
+                adamw(together.parameters()), replicas=together, fragments=2, inner_steps=10, **wrong
+            )
     model = made()
     with pytest.raises(ValueError, match="belongs to one fragment; 2 belong to none"):
         wideflat.StreamingDiLoCo(

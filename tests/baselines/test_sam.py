@@ -1,5 +1,6 @@
 """SAM against its definition and its peer."""
 
+import contextlib
 import copy
 import pickle
 
@@ -182,3 +183,25 @@ def test_the_radius_in_half_precision_is_measured_in_single():
     with pytest.warns(UserWarning, match="16-bit weights"):
         opt.perturb()
     torch.testing.assert_close(w.detach(), torch.full_like(w, 2.0))
+
+
+def test_a_step_inside_of_autocast_sees_the_perturbed_weights():
+    """Autocast keeps weights that it has cast until its end: the second gradients were those of the first place."""
+    x, y = torch.randn(32, 10), torch.randint(3, (32,))
+    found = []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(10, 3)
+        opt = wideflat.SAM(model.parameters(), rho=1.0, lr=0.1)
+
+        def closure(opt=opt, model=model):
+            opt.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        with torch.autocast("cpu", torch.bfloat16) if inside else contextlib.nullcontext():
+            opt.step(closure)
+        found.append(model.weight.detach())
+    assert torch.equal(*found)

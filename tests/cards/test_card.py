@@ -42,7 +42,7 @@ def test_words(measured):
     for words in ("local energy, relative noise", "4 bits", "worst case", "trace", "log Z between", "LLC"):
         assert words in text and words in page
     assert "net &lt;1&gt;" in page and "<1>" not in page
-    assert measured.headline.startswith("error 0 ± 1.6 % at the weights")
+    assert measured.headline.startswith("error 0.0 ± 1.6 % at the weights")
 
 
 def test_what_was_not_measured_says_why(measured):

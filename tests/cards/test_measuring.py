@@ -53,6 +53,15 @@ def test_a_network_without_gradient_has_the_part_of_a_card_that_needs_none():
     assert {"worst", "spectrum", "entropy"} <= set(found.refused) and "gradient" in found.refused["spectrum"]
 
 
+def test_chosen_parameters_are_those_of_every_measure(subject, monkeypatch):
+    chosen = tuple(measure for measure in measures.MEASURES if measure.name in ("layers", "shift"))
+    monkeypatch.setattr(measuring, "MEASURES", chosen)
+    found = card(*subject, quick=True, examples=8, parameters="2[.].*", progress=False)
+    assert list(found["layers"]) == ["2"]
+    assert found["shift"]["quantize"].conventions["perturbed"] == found["shift"]["prune"].conventions["perturbed"] == 15
+    assert found["shift"]["prune"].conventions["parameters"] == "function weights that are 2[.].*"
+
+
 def test_ctrl_c_keeps_what_is_measured(subject, monkeypatch):
     def pressed(subject, seed, minutes):
         raise KeyboardInterrupt

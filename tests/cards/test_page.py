@@ -5,9 +5,10 @@ import re
 
 import numpy as np
 
-from wideflat import Slice
+from wideflat import ShiftProfile, Slice
 from wideflat.cards.card import Entry
 from wideflat.cards.heat_map import heat_map
+from wideflat.cards.page import verdict
 
 
 def test_the_page_has_every_section_and_loads_nothing(measured):
@@ -34,3 +35,11 @@ def test_the_heat_map_has_a_square_for_each_point_and_survives_an_overflow():
     assert drawing.count("<title>") == 9 and "x 1, y 0: 4 ± 0" in drawing
     flat = dataclasses.replace(found, mean=np.zeros((3, 3)))
     assert heat_map(flat).count("#440154") >= 9
+
+
+def test_a_change_that_does_what_noise_does_is_called_so_also_without_error_bars():
+    zero = np.zeros(1)
+    found = ShiftProfile(zero, zero, zero, 0.5, 0.1, zero, zero, zero, zero, zero, None, None, "prune")
+    assert verdict(found, 0) == "as noise"
+    found.mean = np.ones(1)
+    assert verdict(found, 0) == "worse than noise"

@@ -205,6 +205,7 @@ def test_replicas_of_a_language_model():
     shown = replicas.ensemble(batches[0])
     torch.testing.assert_close(shown, torch.stack([m(**batches[0]).logits.softmax(-1) for m in replicas]).mean(0))
     torch.testing.assert_close(shown.sum(-1), torch.ones(4, 8))
+    torch.testing.assert_close(replicas.ensemble(batches[0]["input_ids"]), shown)
 
 
 class Wrapped(nn.Module):
@@ -250,6 +251,34 @@ def test_outputs_that_are_not_recognised_are_refused_with_the_lines_that_do_it()
     assert measured.baseline == at(trained("gpt2"), data).baseline
     with pytest.raises(TypeError, match=r"a dictionary with labels; for a dict of 1 give forward=(.|\n)*def forward"):
         at(trained("gpt2"), {"input_ids": data["input_ids"]})
+
+
+class Unlabelled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, input_ids):
+        return self.norm(self.layer(input_ids.float()))
+
+
+def test_a_network_that_does_not_take_the_whole_dictionary_is_told_which_lines_do_it():
+    data, net = Examples("bert", 4).batch(), Unlabelled().eval()
+    with pytest.raises(TypeError, match=r"does not take all of input_ids(.|\n)*def forward\(model(.|\n)*labels"):
+        at(net, data)
+    at(net, data, forward=lambda model, batch: (model(batch["input_ids"]), batch["labels"]))
+    with pytest.raises(TypeError, match=r"all of a batch by name(.|\n)*pass forward="):
+        wideflat.refresh_batch_norm(net, [data])
+
+
+def test_layers_of_adapters_alone():
+    model, data = trained("gpt2", lora=True), Examples("gpt2", 4).batch()
+    settings = {"metric": "loss", "max_passes": 1, "progress": False}
+    profiles = wideflat.layer_profiles(model, data, [0.1], parameters="trainable", **settings)
+    assert profiles and all("lora_" in layer for layer in profiles)
+    with pytest.raises(ValueError, match="give layers="):
+        wideflat.layer_profiles(model, data, [0.1], parameters="weights", **settings)
 
 
 def test_a_network_that_accelerate_has_dispatched():

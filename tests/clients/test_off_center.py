@@ -70,6 +70,19 @@ def test_the_center_and_other_networks_are_measured_in_silence(use):
     use(*in_mid_cycle())
 
 
+def test_a_barycenter_of_explorers_is_warned_of_at_the_line_that_asks_for_it():
+    torch.manual_seed(0)
+    replicas = wideflat.Replicas(lambda: nn.Linear(3, 2), num_replicas=2)
+    opt = wideflat.EntropySGD(replicas.parameters(), inner_steps=4)
+    replicas.loss([DATA, DATA]).backward()
+    opt.step()
+    with pytest.warns(UserWarning, match="explorer w' of EntropySGD") as caught:
+        replicas.barycenter()
+    assert caught[0].filename == __file__
+    opt.eval()
+    wideflat.ReplicaCoupling(replicas, gamma=1.0).barycenter()  # warnings are errors here
+
+
 def test_a_wrapped_model_is_recognised():
     net, _ = in_mid_cycle()
     with pytest.warns(UserWarning, match="explorer"):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
+from of_others import WARNINGS
 from tiny_networks import Examples, make
 from torch import nn
 from torch.utils.data import DataLoader
@@ -14,15 +15,7 @@ import wideflat
 from wideflat.integrations import huggingface
 from wideflat.integrations import lightning as light
 
-# As in the files beside this one: what Lightning says of itself.
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_accelerate"), *WARNINGS]
 
 SETTINGS = {"lr": 0.5, "inner_lr": 0.05, "inner_steps": 3, "epsilon": 0.0}
 

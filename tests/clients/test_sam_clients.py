@@ -9,8 +9,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
-from safetensors.torch import load_file
-from tiny_networks import NETWORKS, Examples, make
+from of_others import WARNINGS
+from tiny_networks import Examples, make
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import Trainer, TrainingArguments
@@ -18,16 +18,7 @@ from transformers import Trainer, TrainingArguments
 import wideflat
 from wideflat.integrations.huggingface import FocusingCallback, SAMCallback
 
-# As in the files beside this one: what peft, Lightning and transformers say of themselves.
-pytestmark = [
-    pytest.mark.usefixtures("fresh_accelerate"),
-    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_accelerate"), *WARNINGS]
 
 ADAMW = partial(torch.optim.AdamW, weight_decay=0.0)  # the Trainer decays matrices alone
 FAMILY = {
@@ -129,32 +120,6 @@ def test_the_trainer_does_what_a_loop_by_hand_does(name, parts, tmp_path):
         assert trainer.state.log_history[0]["loss"] == pytest.approx(first, rel=1e-3)  # of w
 
 
-#: A whole ViT is not resumed by transformers 5.23, whatever the optimizer: it saves names that it does not load again.
-RESUMED = [(network, lora) for network in NETWORKS for lora in (False, True) if (network, lora) != ("vit", False)]
-
-
-@pytest.mark.parametrize(("network", "lora"), RESUMED)
-def test_every_network_is_saved_and_resumed_bit_for_bit(network, lora, tmp_path):
-    whole, again = make(network, lora), make(network, lora)
-    trainer_of(tmp_path / "whole", whole, network).train()
-    resumed = trainer_of(tmp_path / "again", again, network)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert_same(weights(whole), weights(again))
-    (file,) = [f for f in (tmp_path / "whole" / "checkpoint-6").iterdir() if f.name.endswith("model.safetensors")]
-    saved = load_file(file)
-    named = {name.replace(".default.", "."): value for name, value in weights(whole).items()}
-    assert all(torch.equal(value, named[name]) for name, value in saved.items() if name in named)
-
-
-@pytest.mark.parametrize("settings", [{"bf16": True}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}])
-def test_other_settings_of_the_trainer(settings, tmp_path):
-    whole, again = make("llama"), make("llama")
-    trainer_of(tmp_path / "whole", whole, "llama", "FriendlySAM", **settings).train()
-    resumed = trainer_of(tmp_path / "again", again, "llama", "FriendlySAM", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert_same(weights(whole), weights(again))
-
-
 def test_callbacks_and_optimizers_that_do_not_go_together(tmp_path):
     trainer = trainer_of(tmp_path, make("llama"), "llama")
     trainer.optimizer_cls_and_kwargs = (torch.optim.SGD, {"lr": 0.1})
@@ -253,15 +218,6 @@ def test_lightning_does_what_a_loop_by_hand_does(name, manual, tmp_path):
     whole = fit(tmp_path, Language(name, manual))
     assert_same(weights(whole.model), weights(by_hand(name, "llama", 16)), rtol=1e-6, atol=1e-7)
     again = fit(tmp_path, Language(name, manual), tmp_path / "epoch=0.ckpt")
-    assert_same(weights(whole), weights(again))
-
-
-@pytest.mark.parametrize("network", ["gpt2", "t5"])
-def test_lightning_with_lora_and_in_bf16(network, tmp_path):
-    settings = {"precision": "bf16-mixed", "gradient_clip_val": 0.1}
-    whole = fit(tmp_path, Language("SAM", False, True, network), network=network, **settings)
-    module = Language("SAM", False, True, network)
-    again = fit(tmp_path, module, tmp_path / "epoch=0.ckpt", network, **settings)
     assert_same(weights(whole), weights(again))
 
 

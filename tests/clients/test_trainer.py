@@ -1,4 +1,4 @@
-"""transformers' Trainer: evaluated, saved, chosen as best and loaded again, the result is w; resumed, it is exact."""
+"""transformers' Trainer: its end, logs, stopping early, other callbacks; all networks are in test_product."""
 
 import json
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_networks import NETWORKS, Examples, make
+from tiny_networks import Examples, make
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 import wideflat
@@ -87,10 +87,8 @@ def saved_in(folder, model):
     return {named[name]: value for name, value in saved.items() if name in named}
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_everything_the_trainer_shows_is_w(name, lora, tmp_path):
-    watcher, model = Watcher(), make(name, lora)
+def test_everything_the_trainer_shows_is_w_and_the_end_too(tmp_path):
+    name, watcher, model = "t5", Watcher(), make("t5")
     trainer = trainer_of(tmp_path, model, name, watcher=watcher, max_steps=9)
     trainer.train()
     w = watcher.centers
@@ -111,31 +109,18 @@ def test_everything_the_trainer_shows_is_w(name, lora, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, {"bf16": True}],
-    ids=["plain", "accumulated and clipped", "bf16"],
-)
-def test_a_resumed_training_is_bit_for_bit_the_whole_one(optimizer, settings, tmp_path):
+def test_a_resumed_training_logs_what_the_whole_one_does(optimizer, tmp_path):
     whole = make("gpt2")
-    trainer = trainer_of(tmp_path / "whole", whole, "gpt2", optimizer, **settings)
+    trainer = trainer_of(tmp_path / "whole", whole, "gpt2", optimizer)
     trainer.train()
     again = make("gpt2")
-    resumed = trainer_of(tmp_path / "again", again, "gpt2", optimizer, **settings)
+    resumed = trainer_of(tmp_path / "again", again, "gpt2", optimizer)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     assert_same(weights(whole), weights(again))
     ours, theirs = ([log for log in t.state.log_history if "loss" in log][-1] for t in (trainer, resumed))
     for reading in ("gamma", "pull", "distance", "at_center", "loss"):
         assert ours.get(reading) == theirs.get(reading)
     assert ours["distance"] > 0
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_a_lora_training_is_resumed_bit_for_bit(name, tmp_path):
-    whole, again = make(name, lora=True), make(name, lora=True)
-    trainer_of(tmp_path / "whole", whole, name).train()
-    trainer_of(tmp_path / "again", again, name).train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
-    assert_same(weights(whole), weights(again))
 
 
 def test_a_finished_training_can_be_made_longer(tmp_path):
@@ -237,13 +222,8 @@ def test_a_checkpoint_of_the_explorer_does_not_pass_unseen(tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"restore_callback_states_from_checkpoint": True}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}],
-    ids=["callbacks restored", "compiled"],
-)
-def test_other_settings_of_the_trainer_are_resumed_bit_for_bit(settings, tmp_path):
-    whole, again = make("llama"), make("llama")
+def test_a_training_whose_callbacks_are_restored_is_resumed_bit_for_bit(tmp_path):
+    whole, again, settings = make("llama"), make("llama"), {"restore_callback_states_from_checkpoint": True}
     trainer_of(tmp_path / "whole", whole, "llama", **settings).train()
     resumed = trainer_of(tmp_path / "again", again, "llama", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))

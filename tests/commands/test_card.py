@@ -1,12 +1,15 @@
 """``wideflat card`` on checkpoints and on bad input."""
 
+import dataclasses
 import json
 
 import pytest
+import torch
 
 from wideflat import Card
 from wideflat.cards import measures, measuring
 from wideflat.cli import main
+from wideflat.data import ImageData, ImageSplit
 
 
 @pytest.fixture
@@ -28,6 +31,31 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
     assert "Not compared with weights.pt" in json.loads(text)["comparison"]  # another seed draws other examples
     assert main([*project, "--out", "c.html", "--against", "weights.card.json"]) == 0
     assert "No difference in flatness to weights.pt is seen" in capsys.readouterr().out
+
+
+def test_a_card_is_never_replaced_unasked(project, tmp_path, capsys):
+    (tmp_path / "mine.json").write_text("{}")
+    assert main([*project, "--out", "mine.html"]) == 2
+    assert "mine.json is there already" in capsys.readouterr().err
+    assert (tmp_path / "mine.json").read_text() == "{}"
+    assert main(project) == main(project) == 0
+    assert Card.load(tmp_path / "weights.card-2.html").measured
+    assert main([*project, "--out", "mine.html", "--overwrite"]) == 0
+
+
+def test_a_run_is_measured_on_the_images_it_was_trained_on(project, tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (60, 3, 32, 32), generator=generator).to(torch.uint8)
+    split = ImageSplit(pixels, torch.arange(60) % 10)
+    names = tuple(map(str, range(10)))
+    data = dataclasses.replace(ImageData.of("cifar10", names, split, split), name="cifar10", source="nowhere")
+    for place in ("wideflat.data.load", "wideflat.training.flatness.load"):
+        monkeypatch.setattr(place, lambda name, folder=None, allow_altered=False: data)
+    train = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--no-tensorboard"]
+    assert main([*train, "--limit-data", "20", "--out", "run", "-q"]) == 0
+    assert main(["card", "run", "--quick", "--examples", "30", "-q"]) == 0
+    found = Card.load(tmp_path / "run" / "card.html")
+    assert found.title == "run" and found["at_w"].examples == 20  # of 60
 
 
 def test_ctrl_c_writes_what_there_is(project, tmp_path, capsys, monkeypatch):

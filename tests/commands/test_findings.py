@@ -36,7 +36,9 @@ def results(tmp_path_factory):
     (folder / "runs" / "first" / "local-energy.json").write_text('{"sigmas": [0], "mean": [')  # cut off
     (folder / "notes.json").write_text('["something else"]')
     np.savez(folder / "other.npz", a=np.zeros(2))
-    fig6 = FIG6.open(folder / "fig6-quick", quick=True, restarts=2, dropouts=(0.0, 0.4), size=20, deltas=(0.1, 1.0))
+    fig6 = FIG6.open(
+        folder / "fig6-quick", quick=True, restarts=2, subsets=1, dropouts=(0.0, 0.4), size=20, deltas=(0.1, 1.0)
+    )
     fig6.compute()
     return folder
 

@@ -74,17 +74,17 @@ def test_quick(project, capsys):
 
 
 def test_bad_input(project, tmp_path, capsys):
-    for arguments, words in (
-        (["free-entropy", "weights.pt"], "give --build module:function"),
-        ([*project[:3], project[3].replace("build", "wrong")], "must return (model, data)"),
-        (["free-entropy", "nowhere"], "is not a run of wideflat"),
-        ([*project, "--compare", "missing.json"], "missing.json"),
-        ([*project, "--measure", "error"], "on_errors"),
+    for arguments, code, words in (
+        (["free-entropy", "weights.pt"], 2, "give --build module:function"),
+        ([*project[:3], project[3].replace("build", "wrong")], 1, "must return (model, data)"),
+        (["free-entropy", "nowhere"], 1, "there is no nowhere"),
+        ([*project, "--compare", "missing.json"], 1, "missing.json"),
+        ([*project, "--measure", "error"], 1, "on_errors"),
     ):
-        assert main(arguments) == 1
+        assert main(arguments) == code
         assert words in capsys.readouterr().err
     np.savez(tmp_path / "solutions.npz", weights=np.ones(3))
-    assert main(["free-entropy", "solutions.npz"]) == 1
+    assert main(["free-entropy", "solutions.npz"]) == 2
     assert "wideflat local-entropy" in capsys.readouterr().err
 
 

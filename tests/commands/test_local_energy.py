@@ -79,7 +79,7 @@ def test_a_wrong_builder_is_an_error_of_usage(project, capsys, arguments, messag
         (["broken.pt", "--build", "PROJECT:build"], "cannot be read as a checkpoint"),
         (["evil.pt", "--build", "PROJECT:build"], "cannot be read as a checkpoint"),
         (["other.pt", "--build", "PROJECT:build"], "does not fit the model"),
-        (["no_such_run"], "not a run of wideflat"),
+        (["no_such_run"], "there is no no_such_run"),
         (["weights.pt", "--build", "PROJECT:build", "--compare", "none.json"], "none.json"),
     ],
 )

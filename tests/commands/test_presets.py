@@ -35,7 +35,7 @@ def test_the_command_prints_json(capsys):
 
 
 def test_the_command_refuses_unknown_names(capsys):
-    assert main(["presets", "cifar10-resnet"]) == 1
+    assert main(["presets", "cifar10-resnet"]) == 2
     assert "Did you mean 'cifar10-resnet18'?" in capsys.readouterr().err
 
 

@@ -60,7 +60,7 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
     [
         (["cifar10-smalconvnet"], "Did you mean 'cifar10-smallconvnet'?"),
         (["committee-sgd"], "there is no preset 'committee-sgd'"),
-        (["committee-sgd-fast", "--lr", "1"], "--lr is not for the committee machine"),
+        (["committee-sgd-fast", "--lr", "1"], "--lr is not for the committee machine: write --set lr=1.0;"),
         (["committee-sgd-fast", "--restarts", "0"], "--restarts must be >= 1, got 0"),
         (["committee-sgd-fast", "--set", "dropuot=0.3"], "NAME=VALUE with one of the names lr, tanh_beta0"),
         (["committee-sgd-fast", "--set", "align=maybe"], "align is true or false, got 'maybe'"),

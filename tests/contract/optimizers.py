@@ -35,6 +35,7 @@ OPTIMIZERS = {
     "EntropySGD": partial(entropy_sgd, **SGD),
     "EntropySGD, no kernel": partial(entropy_sgd, fused=False, **SGD),
     "EntropySGD, no momentum": partial(entropy_sgd, momentum=0.0),
+    "EntropySGD, capturable": partial(entropy_sgd, capturable=True, **SGD),
     "EntropySGD(inner=SGD)": partial(entropy_sgd, inner=partial(torch.optim.SGD, **SGD), epsilon=0.0),
     "EntropySGD(inner=AdamW)": partial(entropy_sgd, inner=torch.optim.AdamW, gamma=0.0),
     "EntropySGD(inner=RMSprop), restarted": partial(
@@ -43,6 +44,7 @@ OPTIMIZERS = {
     "Lookahead": lambda params, **changes: wideflat.Lookahead(params, **(CYCLE | SGD | changes)),
     "Entropic": entropic,
     "Entropic, no mean": partial(entropic, alpha=0.0),
+    "Entropic, capturable": partial(entropic, capturable=True),
     "Entropic(AdamW)": partial(entropic, base=torch.optim.AdamW, settings={}),
     "Entropic(Rprop), Adam outside": partial(
         entropic, base=torch.optim.Rprop, settings={}, outer=partial(torch.optim.Adam, lr=0.1)

@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -26,6 +27,16 @@ def test_the_embedded_file_is_whole_and_has_the_counts_of_the_paper():
     # The median splits an image in two halves: the darker one may be larger where pixels are equal to the median.
     above = (inputs > 0).mean(axis=1)
     assert above.max() <= 0.5 and above.mean() > 0.49
+
+
+def test_the_pixels_are_those_of_earlier_versions():
+    """The digest of all rows as version 0.1 kept them: a byte of flags and 98 of pixels an image."""
+    digest = hashlib.sha256()
+    inputs, targets, test_inputs, test_targets = dress_coat.images()
+    for test, (signs, sides) in enumerate(((inputs, targets), (test_inputs, test_targets))):
+        flags = (sides > 0).astype(np.uint8) | np.uint8(test << 1)
+        digest.update(np.concatenate([flags[:, None], np.packbits(signs > 0, axis=1)], axis=1).tobytes())
+    assert digest.hexdigest() == "58affb23e31f897a73179ecb1ce15821462c8121b1f19d78571bfac1021a1295"
 
 
 def test_a_draw_depends_on_its_seed_only():
@@ -77,7 +88,7 @@ def write_idx(path, array):
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
 
 
-def test_the_script_keeps_the_rightimages(tmp_path):
+def test_the_script_keeps_the_right_images(tmp_path, monkeypatch):
     """Synthetic idx files with a known answer: class, range of the median, order, bits."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (8, 28, 28))
@@ -88,11 +99,13 @@ def test_the_script_keeps_the_rightimages(tmp_path):
         write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", images)
         write_idx(tmp_path / f"{name}-labels-idx1-ubyte.gz", labels)
     digest = make_dress_coat.main(tmp_path, tmp_path / "out.npy")
-    rows = np.load(tmp_path / "out.npy", allow_pickle=False)
-    assert rows.shape == (8, 99)
-    assert rows[:, 0].tolist() == [1, 0, 1, 0, 3, 2, 3, 2]
+    monkeypatch.setattr(dress_coat, "FILE", tmp_path / "out.npy")
+    monkeypatch.setattr(dress_coat, "SHA256", digest)
+    inputs, targets, test_inputs, test_targets = dress_coat.images.__wrapped__()
+    assert targets.tolist() == test_targets.tolist() == [1, -1, 1, -1]
     kept = images[[0, 3, 6, 7]].reshape(4, -1)
-    assert np.array_equal(np.unpackbits(rows[:4, 1:], axis=1), kept > np.median(kept, axis=1, keepdims=True))
+    assert np.array_equal(inputs > 0, kept > np.median(kept, axis=1, keepdims=True))
+    assert np.array_equal(inputs, test_inputs)
     assert make_dress_coat.main(tmp_path, tmp_path / "again.npy") == digest
 
 

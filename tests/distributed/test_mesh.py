@@ -128,6 +128,7 @@ KINDS = ["every", "third", "proximal", "parle", "easgd"]
 
 
 @pytest.mark.parametrize("y", [2, 3, 4])
+@pytest.mark.filterwarnings("ignore:the model holds the explorer")  # compared wherever the cycle is
 def test_ranks_train_as_one_process_does(ranks, y):
     kinds = KINDS if y == 3 else KINDS[:3]
     results = ranks(train_rank, y, kinds)
@@ -190,6 +191,7 @@ SHARDED = [("fsdp", kind) for kind in ("third", "proximal", "parle", "easgd")]
 
 
 @pytest.mark.parametrize(("form", "kind"), [("ddp", "third"), *SHARDED])
+@pytest.mark.filterwarnings("ignore:the model holds the explorer")  # compared wherever the cycle is
 def test_data_parallel_groups_train_as_one_process_does(ranks, form, kind):
     steps, distances, gamma, center, _ = train_twin(2, kind, batch_norm=False)
     whole = 8 * len(center)

@@ -69,11 +69,15 @@ def measures(model):
     found["example"] = wideflat.local_energy(model, DATA, SIGMAS, noise="example", metric="loss", **options)
     volume = wideflat.free_entropy(model, DATA, 0.05, chains=2, samples=4, burn=2, points=8, **options)
     layers = wideflat.layer_profiles(model, DATA, [0.3], metric="loss", **options)
+    hessian = wideflat.spectrum(model, DATA, probes=2, steps=4, **options)
+    blocks = wideflat.layer_spectra(model, DATA, probes=1, steps=3, matrix="ggn", **options)
     return {
         **{name: profile.mean for name, profile in found.items()},
         **{f"stderr {name}": profile.stderr for name, profile in found.items()},
         "free entropy": np.array(volume.log_z),
         "layers": np.array([profile.mean[0] for profile in layers.values()]),
+        "spectrum": np.array([*hessian.eigenvalues, hessian.trace]),
+        "layer spectra": np.concatenate([found.eigenvalues for found in blocks.values()]),
     }
 
 

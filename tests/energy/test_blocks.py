@@ -91,7 +91,7 @@ def test_errors_say_what_is_wrong():
         Blocks([], 2)
     with pytest.raises(ValueError, match="empty"):
         contents(Blocks(iter([]), 2))
-    with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number >= 1, got 0"):
         Blocks((torch.zeros(3), torch.zeros(3)), 0)
     short = Blocks(DataLoader(Squares(), batch_size=5), 1)
     contents(short)
@@ -125,3 +125,53 @@ def test_arrays_become_tensors():
     assert type(as_tensors(collections.UserDict(a=frozen))) is dict
     with pytest.raises(TypeError, match="must be numbers, got an array of object"):
         as_tensors(np.array([None]))
+
+
+class Restless(Squares):
+    """Augmentation with random numbers of its own, which nobody can seed."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)]) + 0.1 * float(self.generator.random()), i
+
+
+def test_data_that_change_from_pass_to_pass_are_found_out():
+    for data in (Restless(), DataLoader(Restless(), batch_size=4)):
+        blocks = Blocks(data, 4)
+        contents(blocks, 0)
+        assert blocks.fixed
+        contents(blocks, 1)
+        assert not blocks.fixed
+
+
+def test_flipped_images_are_other_images():
+    images = torch.randn(4, 3, 8, 8)
+
+    class Flipping:
+        def __iter__(self):
+            self.images = images if not hasattr(self, "images") else images.flip(3)
+            yield self.images, torch.zeros(4)
+
+    blocks = Blocks(Flipping(), 4)
+    contents(blocks, 0)
+    contents(blocks, 1)
+    assert not blocks.fixed
+
+
+def test_the_targets_count_the_examples():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
+    for inputs in (torch.randn(5, 2, 4), packed, [torch.randn(5, 2, 4), torch.randn(2, 3)]):
+        assert Blocks([(inputs, torch.zeros(2))], 1).first().size == 2
+
+
+@pytest.mark.parametrize("layout", ["sparse", "nested"])
+def test_tensors_that_cannot_be_cut_are_refused(layout):
+    x = (
+        torch.eye(4).to_sparse()
+        if layout == "sparse"
+        else torch.nested.as_nested_tensor([torch.ones(2)] * 4, layout=torch.jagged)
+    )
+    with pytest.raises(TypeError, match="dense tensors"):
+        Blocks((x, torch.zeros(4)), 2)

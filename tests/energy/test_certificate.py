@@ -68,7 +68,7 @@ def test_limits_and_refusals():
     assert np.all(np.diff([profile.certified(length)[1] for length in (0.0, 0.1, 0.2, 5.0)]) < 0)
     assert certified_accuracy(1.0, 1.0, 0.1) == 1.0 and certified_accuracy(-0.2, 1.0, 0.1) == 0.0
     for wrong in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="shift must be a length >= 0"):
+        with pytest.raises(ValueError, match="shift, a length, must be a finite number >= 0"):
             profile.certified(wrong)
     with pytest.raises(ValueError, match="confidence"):
         profile.certified(0.1, confidence=0.3)

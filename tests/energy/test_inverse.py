@@ -54,8 +54,8 @@ def test_a_profile_that_does_not_get_so_far():
 @pytest.mark.parametrize(
     ("mean", "amount", "message"),
     [
-        ([0.1, 0.2], 0.0, "amount must be a positive number, got 0.0"),
-        ([0.1, 0.2], math.nan, "amount must be a positive number"),
+        ([0.1, 0.2], 0.0, "amount must be a finite number > 0, got 0"),
+        ([0.1, 0.2], math.nan, "amount must be a finite number > 0"),
         ([math.nan, math.nan], 0.1, "no point with sigma > 0"),
         ([0.1, math.inf], 0.5, "has overflown at 0.4: measure at sigmas in between"),
     ],

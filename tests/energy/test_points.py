@@ -36,3 +36,8 @@ def test_one_number_a_batch_counts_by_its_examples():
     found = Sample(np.array([[1.0, 4.0]]), np.array([20.0, 10.0]))
     assert found.mean[0] == pytest.approx(2.0)
     assert np.isnan(Sample(np.ones((1, 1)), np.ones(1)).stderr[0])
+
+
+def test_one_more_wrong_answer_is_known_for_examples_of_one_answer_only():
+    assert Sample(np.array([[0.0, 1.0, 0.0, 0.0]]), np.ones(4)).one_more == 0.25
+    assert Sample(np.array([[0.0, 0.5, 1.0, 0.0]]), np.ones(4)).one_more == 0.0  # shares of the words of a sentence

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from wideflat.energy.agreement import agree
 from wideflat.energy.blocks import Block
 from wideflat.energy.evaluation import Evaluation
-from wideflat.energy.probe import agree, observe
+from wideflat.energy.probe import observe
 
 
 class Between(nn.Module):

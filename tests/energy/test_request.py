@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from wideflat import local_energy
 from wideflat.energy.request import TOGETHER
@@ -115,3 +116,41 @@ def test_a_graph_of_just_these_nodes_is_measured_as_a_whole():
     assert profile.conventions["noise"] == "batch" and profile.conventions["batch_size"] == 100
     with pytest.raises(RuntimeError, match="shape"):  # what is wrong for all data stays the error it is
         measure(Graph(99), data(100))
+
+
+class Drifting(Dataset):
+    """Data that are other numbers whenever they are read."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        self.reads += 1
+        return torch.full((2,), float(self.reads)), 0.0
+
+
+def test_perturbed_and_unperturbed_network_see_the_same_of_data_that_change():
+    model = nn.Linear(2, 1)
+
+    def metric(outputs, targets):
+        return outputs[:, 0] ** 2
+
+    profile = local_energy(
+        model, Drifting(), [1e-6], metric=metric, noise="batch", batch_size=10, max_passes=3, progress=False
+    )
+    assert abs(profile.mean[0]) < 1e-3 * profile.baseline
+
+
+def test_time_may_come_first_in_the_inputs():
+    torch.manual_seed(0)
+    first, last = nn.GRU(4, 5), nn.GRU(4, 5, batch_first=True)
+    last.load_state_dict(first.state_dict())
+    x, y = torch.randn(6, 20, 4), torch.randint(5, (20,))
+    options = {"noise": "batch", "metric": "loss", "max_passes": 3, "progress": False}
+    options["forward"] = lambda model, batch: (model(batch[0])[1][0], batch[1])
+    a = local_energy(first, [(x[:, :13], y[:13]), (x[:, 13:], y[13:])], [0.3], **options)
+    b = local_energy(last, [(x[:, :13].transpose(0, 1), y[:13]), (x[:, 13:].transpose(0, 1), y[13:])], [0.3], **options)
+    assert a.mean == pytest.approx(b.mean, rel=1e-4) and a.baseline == pytest.approx(b.baseline)

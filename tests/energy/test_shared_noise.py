@@ -3,9 +3,8 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from wideflat.energy.shared_noise import FirstLayer, SharedNoise, unwritten
+from wideflat.energy.shared_noise import SharedNoise, unwritten
 
 
 def generator(seed=0):
@@ -63,72 +62,6 @@ def test_mixed_precision_parameters():
         noise.draw(generator())
         noise.apply(0.5)
         assert model[0].weight.dtype == torch.float64 and model[1].weight.dtype == torch.float32
-
-
-@pytest.mark.parametrize("first", [nn.Linear(6, 4), nn.Conv1d(2, 4, 2), nn.Linear(6, 4, bias=False)])
-def test_the_first_layer_is_linear_in_sigma(first):
-    x = torch.randn(5, 2, 3) if isinstance(first, nn.Conv1d) else torch.randn(5, 6)
-    model = nn.Sequential(first, nn.Tanh(), nn.Flatten(), nn.LazyLinear(2))
-    model(x)
-    names = [name for name, _ in model.named_parameters()]
-    with torch.no_grad(), SharedNoise(model, names) as noise:
-        layer = FirstLayer(noise)
-        noise.draw(generator())
-        layer.start(x)
-        for sigma in (0.1, 0.7):
-            noise.apply(sigma)
-            expected = model(x)
-            layer.apply(sigma)
-            with layer:
-                torch.testing.assert_close(model(x), expected)
-
-
-class Twice(nn.Module):
-    """One weight, the input seen in two ways."""
-
-    def __init__(self, weight, function):
-        super().__init__()
-        self.weight, self.bias, self.function = nn.Parameter(weight), nn.Parameter(torch.randn(len(weight))), function
-
-    def forward(self, x):
-        return self.function(x, self.weight, self.bias)
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (Twice(torch.randn(4, 4), lambda x, w, b: F.linear(x, w) + F.linear(x.transpose(1, 2), w)), (5, 4, 4)),
-        (
-            Twice(
-                torch.randn(3, 4),
-                lambda x, w, b: F.linear(x, w) + F.linear(x.reshape(5, 2, 2, 2).mT.reshape(5, 2, 4), w),
-            ),
-            (5, 2, 4),
-        ),
-        (
-            Twice(
-                torch.randn(2, 2, 3), lambda x, w, b: F.conv1d(x, w, padding=1) + F.conv1d(x, w, padding=2, dilation=2)
-            ),
-            (5, 2, 6),
-        ),
-        (Twice(torch.randn(3, 4), lambda x, w, b: F.linear(x, w, b) + F.linear(x, w)), (5, 4)),
-        (Twice(torch.randn(3, 4), lambda x, w, b: F.linear(x, w, b * b)), (5, 4)),
-        (Twice(torch.randn(3, 4), lambda x, w, b: F.linear(x, w * 1) + F.linear(x, w)), (5, 4)),
-    ],
-    ids=["transpose", "view", "dilation", "bias", "computed bias", "computed weight"],
-)
-def test_a_product_is_kept_for_what_it_is_the_product_of(model, shape):
-    x = torch.randn(shape)
-    with torch.no_grad(), SharedNoise(model, ["weight", "bias"]) as noise:
-        layer = FirstLayer(noise)
-        noise.draw(generator())
-        layer.start(x)
-        for sigma in (0.1, 0.7):
-            noise.apply(sigma)
-            expected = model(x)
-            layer.apply(sigma)
-            with layer:
-                torch.testing.assert_close(model(x), expected)
 
 
 def test_noise_in_place_is_that_of_the_buffer_and_is_taken_back_exactly():

@@ -110,6 +110,7 @@ def test_save_load_print_table_and_plot(tmp_path):
     ("options", "message"),
     [
         ({"directions": "hessian"}, 'directions must be "random", "filter", "eigenvectors"'),
+        ({"directions": 7}, "directions must be a word, or one or two other networks; got 7"),
         ({"dimensions": 3}, "dimensions must be 1 or 2, got 3"),
         ({"directions": [network()] * 3}, "one or two other networks, got 3"),
         ({"directions": {"0.weight": torch.ones(2)}}, r"has no 0.weight of shape \(6, 4\)"),
@@ -118,5 +119,5 @@ def test_save_load_print_table_and_plot(tmp_path):
     ],
 )
 def test_bad_input(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         slices(network(), data(), **options, progress=False)

@@ -161,5 +161,5 @@ def test_bad_input(options, message):
 
 
 def test_a_width_must_be_positive():
-    with pytest.raises(ValueError, match="width must be positive"):
+    with pytest.raises(ValueError, match="width must be a finite number > 0"):
         quadrature([1.0, 2.0], 1, 2, 0).density(width=0.0)

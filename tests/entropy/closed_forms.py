@@ -176,6 +176,35 @@ def narrow_well(rng, depth, width, size=15, bowl=0.0):
     return ClosedForm("narrow well", size, function, _radial(size, V))
 
 
+def core_and_plain(rng, size=10, power=11.0, stiffness=100.0):
+    """power/2 log(1 + stiffness |xi|^2): a core at the weights that short steps are needed for, and a wide plain."""
+
+    def function(x):
+        square = (x**2).sum()
+        return 0.5 * power * torch.log1p(stiffness * square), power * stiffness / (1 + stiffness * square) * x
+
+    exact = _radial(size, lambda r: 0.5 * power * np.log1p(stiffness * r * r))
+    return ClosedForm("core and plain", size, function, exact)
+
+
+def wells_on_a_line(rng, wells=3, width=0.1, depth=8.0):
+    """Narrow wells of different depths in one dimension, anywhere: chains hardly go from one to another."""
+    C, D = _tensor(rng.normal(0, 1.2, wells)), _tensor(depth * rng.uniform(0.6, 1.4, wells))
+    t = np.linspace(-12, 12, 200_001)
+
+    def each(x):
+        return D * torch.exp(-((x[:, None] - C) ** 2) / (2 * width**2))
+
+    def function(x):
+        e = each(x)
+        return float(here - e.sum()), (e * (x[:, None] - C) / width**2).sum(1)
+
+    here = each(torch.zeros(1, dtype=torch.float64)).sum()
+    logs = -t * t / 2
+    exact = np.logaddexp.reduce(logs + (each(_tensor(t)).sum(1) - here).numpy()) - np.logaddexp.reduce(logs)
+    return ClosedForm("wells on a line", 1, function, exact)
+
+
 def funnel(rng, kappa, tilt, size=20):
     """exp(kappa xi_0) |xi_1..|^2/2 + tilt xi_0: one component sets the width of all others."""
     t = np.linspace(-60, 60, 60_001)

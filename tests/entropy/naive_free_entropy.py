@@ -92,7 +92,7 @@ def variance_of_means(nodes):
     return found
 
 
-def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=64, seed=0):
+def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=128, seed=0):
     """log Z, stderr, dof, gap, gap_stderr, drift, quadrature, d*/N and the lower and upper bound."""
     beta, N = energy.beta, energy.size
     v0 = np.array(
@@ -102,10 +102,10 @@ def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=64, seed=
     def ess(b):
         return sum(np.exp(-b * (v0 - min(v0)))) ** 2 / sum(np.exp(-2 * b * (v0 - min(v0))))
 
-    low, high = 1e-12 * beta, beta  # the largest beta at which half of the points count
+    low, high = 1e-12 * beta, beta  # the largest beta at which two thirds of the points count
     for _ in range(200):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if ess(middle) >= points / 2 else (low, middle)
+        low, high = (middle, high) if ess(middle) >= points * 2 / 3 else (low, middle)
     weight = np.exp(-low * v0)
     weight = weight / np.mean(weight)
     v_low = np.mean(weight * v0)

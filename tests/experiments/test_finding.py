@@ -25,36 +25,62 @@ def test_one_value_gives_a_difference_and_no_interval():
     assert Contrast.of([1.0, 1.0], [2.0, 2.0]).sign == -1
 
 
-def planted(energy, error):
+def planted(energy, error, trained=0.0):
     """Networks whose Entropy-SGD differs from SGD by this much, in points."""
-    table = Table(["algorithm", "energy", "test_error"])
+    table = Table(["algorithm", "train_error", "energy", "test_error"])
     for shift in (-0.001, 0.0, 0.001):
-        table.add(algorithm="SGD", energy=0.10 + shift, test_error=0.08 + shift)
-        table.add(algorithm="Entropy-SGD", energy=0.10 + energy / 100 - shift, test_error=0.08 + error / 100 + shift)
+        table.add(algorithm="SGD", train_error=0.0, energy=0.10 + shift, test_error=0.08 + shift)
+        changed = {"energy": 0.10 + energy / 100 - shift, "test_error": 0.08 + error / 100 + shift}
+        table.add(algorithm="Entropy-SGD", train_error=trained / 100, **changed)
+    return table
+
+
+def committee(energy, error):
+    """The same of the committee machine."""
+    table = Table(["setting", "energy", "test_error"])
+    for row in planted(energy, error):
+        name = {"SGD": "sgd-fast", "Entropy-SGD": "esgd"}[row["algorithm"]]
+        table.add(setting=name, energy=row["energy"], test_error=row["test_error"])
     return table
 
 
 def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
-    flatter = sentence(planted(-5, -2))
-    assert "ends in flatter minima than SGD (δE at σ = 0.6: -5 points" in flatter
-    assert "and its test error is lower than SGD's (-2 points" in flatter and "n = 3 and 3" in flatter
+    assert sentence(planted(-5, -2)) == (
+        "Entropy-SGD ends in flatter minima than SGD in the deep network (error under noise -5.0 ± 0.2 points); "
+        "its test error is lower than SGD's in the deep network (-2.0 ± 0.2) (± 95 %, n = 3)."
+    )
     sharper = sentence(planted(+5, +2))
-    assert "sharper minima" in sharper and "is higher than SGD's (+2 points" in sharper
-    mixed = sentence(planted(-5, +2))
-    assert "flatter minima" in mixed and ", but its test error is higher" in mixed
+    assert "sharper minima than SGD" in sharper and "is higher than SGD's in the deep network (+2.0 ± 0.2)" in sharper
     nothing = sentence(planted(0, 0))
-    assert "neither flatter nor sharper" in nothing and "cannot be told from SGD's" in nothing
-    assert all(text.endswith(").") and ". " not in text for text in (flatter, sharper, mixed, nothing))  # one sentence
+    assert "minima neither flatter nor sharper than SGD" in nothing and "cannot be told from SGD's" in nothing
 
 
 def test_the_sentence_of_the_demo_is_about_both_networks():
-    restarts = Table(["setting", "energy", "test_error"])
-    for shift in (-0.001, 0.0, 0.001):
-        restarts.add(setting="sgd-fast", energy=0.10 + shift, test_error=0.08 + shift)
-        restarts.add(setting="esgd", energy=0.05 + shift, test_error=0.08 - shift)
-    text = sentence(planted(+5, +2), restarts)
-    assert text.startswith("Committee machine: Entropy-SGD ends in flatter minima than SGD fast (δE at σ = 0.5: -5")
-    assert "; deep network: Entropy-SGD ends in sharper minima than SGD (δE at σ = 0.6: +5" in text
+    assert sentence(planted(0, +2), committee(-5, -2)) == (
+        "Entropy-SGD ends in flatter minima than SGD in the committee machine (error under noise -5.0 ± 0.2 points), "
+        "and in minima neither flatter nor sharper than SGD in the deep network (+0.0 ± 0.2); its test error is lower "
+        "than SGD's in the committee machine (-2.0 ± 0.2), and is higher than SGD's in the deep network (+2.0 ± 0.2) "
+        "(± 95 %, n = 3)."
+    )
+    both = sentence(planted(+5, 0), committee(+5, 0))
+    assert "sharper minima than SGD in the committee machine (error under noise +5.0 ± 0.2 points) and the deep" in both
+    assert "cannot be told from SGD's in the committee machine (+0.0 ± 0.2) and the deep network (+0.0 ± 0.2)" in both
+
+
+def test_trainings_that_ended_at_different_errors_are_not_compared_without_saying_so():
+    assert sentence(planted(-5, -2, trained=1.7)).endswith(
+        "(± 95 %, n = 3), at different training errors of the deep network: 1.7 and 0.0 %."
+    )
+
+
+def test_a_single_training_is_too_few_to_say():
+    table = Table(["algorithm", "train_error", "energy", "test_error"])
+    for name, energy in (("SGD", 0.1), ("Entropy-SGD", 0.05)):
+        table.add(algorithm=name, train_error=0.0, energy=energy, test_error=0.1)
+    assert "neither flatter nor sharper than SGD in the deep network (error under noise -5.0, too few" in sentence(
+        table
+    )
+    assert sentence(Table(table.columns)) == "Nothing is known yet about Entropy-SGD against SGD."
 
 
 def test_the_committee_is_compared_within_its_subsets():

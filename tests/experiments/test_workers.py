@@ -183,7 +183,14 @@ def test_trainings_that_diverge_in_a_process_are_remarked_and_not_tried_again(tm
 
 
 def test_settings_of_the_committee_machine_are_pieces_where_workers_are_asked_for(tmp_path):
-    options = {"dropouts": (0.0, 0.3), "restarts": 2, "size": 30, "deltas": (0.05, 0.5), "sigmas": (0.0, 0.5)}
+    options = {
+        "dropouts": (0.0, 0.3),
+        "subsets": 1,
+        "restarts": 2,
+        "size": 30,
+        "deltas": (0.05, 0.5),
+        "sigmas": (0.0, 0.5),
+    }
     alone, _, _ = make(FIG6, tmp_path / "alone", options)
     alone.compute(Workers())
     assert not (alone.folder / "sweep").exists()  # its trainings are spread over the cores by themselves

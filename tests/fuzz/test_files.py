@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import struct
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure
 import numpy as np
 import pytest
 import torch
@@ -199,3 +201,81 @@ def test_keras_weights_stay_in_their_file(tmp_path):
         _, weighted = keras_sequential([{"layer_name": "Dense", "units": 2, "use_bias": False}], (3,))
         with pytest.raises(ValueError, match=r"weights\.hdf5 is not a whole file of Keras weights"):
             load_keras_weights(path, weighted)
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "pipe", "link"])
+def test_what_has_no_end_is_not_read(tmp_path, monkeypatch, capsys, place):
+    """A run, a result or an array that is a device, or a pipe that nobody writes to."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("profile.json", "arrays.npz", "run/config.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path) if place == "pipe" else path.symlink_to("/dev/zero" if place == "link" else place)
+    with in_time(20):
+        for read, name in ((wideflat.LocalEnergy.load, "profile.json"), (read_npz, "arrays.npz"), (Run.open, "run")):
+            with pytest.raises((ValueError, RuntimeError), match=name):
+                read(name)
+        assert main(["report", "."]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_many_small_arrays_are_a_bomb_too(tmp_path):
+    path = tmp_path / "many.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            with archive.open(f"a{number}.npy", "w") as member:
+                np.lib.format.write_array_header_1_0(
+                    member, {"descr": "|u1", "fortran_order": False, "shape": (100 << 20,)}
+                )
+                for _ in range(100):
+                    member.write(b"\0" * (1 << 20))
+    with pytest.raises(ValueError, match=r"many\.npz.*would unpack to 3145"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"weights": np.array(["a"]), "inputs": np.ones((4, 9)), "targets": np.ones(4)},
+        {"weights": np.ones((3, 9), complex), "inputs": np.ones((4, 9)), "targets": np.ones(4)},
+        {"weights": np.ones((2, 3, 4, 5)), "inputs": np.ones(7), "targets": np.ones((1, 1))},
+        {"weights": np.ones((3, 9)), "inputs": np.ones((4, 8)), "targets": np.ones(4)},
+        {"weights": np.ones((0, 9)), "inputs": np.ones((0, 9)), "targets": np.ones(0)},
+        {"weights": np.full((3, 9), np.nan), "inputs": np.ones((4, 9)), "targets": np.ones(4)},
+        {"weights": np.zeros((3, 9), "M8[s]"), "inputs": np.ones((4, 9)), "targets": np.ones(4)},
+    ],
+    ids=["strings", "complex", "dimensions", "mismatch", "empty", "nan", "dates"],
+)
+def test_arrays_that_are_no_committee_are_named(tmp_path, capsys, arrays):
+    path = tmp_path / "odd.npz"
+    np.savez(path, **arrays)
+    for command in ("local-energy", "local-entropy"):
+        assert main([command, str(path)]) == 1
+        told = capsys.readouterr().err.strip()
+        assert "odd.npz" in told and "\n" not in told
+
+
+@pytest.mark.parametrize("key", ["experiment", "options", "data"])
+@pytest.mark.parametrize("value", [3, "x", [1], None])
+def test_a_configuration_of_other_kinds_is_named(tmp_path, capsys, key, value):
+    config = {"format": 1, "experiment": {"lr": 0.1}, "options": {"seed": 1}, "data": {"name": "cifar10"}, key: value}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "a.html")]) == 1
+    told = capsys.readouterr().err
+    assert "config.json" in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    "name", ["$x$", "a$b", "$", "\\frac{1}", "<script>alert(1)</script>", "x_{", "%s", "{0}", "x\ny"]
+)
+def test_any_name_is_a_name_in_a_report(tmp_path, name):
+    """Also one that would be mathematics to matplotlib, or a part of the page."""
+    folder = tmp_path / "results" / name.replace("/", "_")
+    folder.mkdir(parents=True)
+    write_profile(folder / "profile.json")
+    assert main(["report", str(tmp_path / "results"), "--title", name, "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "<script>alert(1)</script>" not in page
+    profile = wideflat.LocalEnergy.load(folder / "profile.json")
+    profile.plot(matplotlib.figure.Figure().add_subplot(), label=name).figure.savefig(tmp_path / "figure.png")

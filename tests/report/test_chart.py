@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from wideflat.report.chart import Chart, Series
+from wideflat.report.page import Page
 
 
 def example(kind="line"):
@@ -59,3 +60,16 @@ def test_save_writes_table_and_pictures(tmp_path):
 def test_names_that_are_not_file_safe_are_refused():
     with pytest.raises(ValueError, match="file-safe"):
         Chart("../x", "", "", "")
+
+
+@pytest.mark.parametrize(("values", "ticks"), [([2.30, 2.34], "2.32"), ([3.0, 40.0], "20"), ([1e-4, 0.5], "0.001")])
+def test_logarithmic_axes_have_plain_numbers(values, ticks):
+    svg = Chart("loss", "Loss", "x", "y", [Series("SGD", [0, 1], values)], y_scale="log").svg()
+    assert f">{ticks}<" in svg and "10^" not in svg and "mathdefault" not in svg
+
+
+def test_a_lonely_series_says_whose_it_is():
+    chart = Chart("one", "One", "x", "y", [Series("rSGD", [0, 1], [1, 2], n=3)])
+    page = Page("One")
+    page.charts(chart)
+    assert "rSGD (n = 3)" in chart.svg(legend=True) and "rSGD (n = 3)</button>" in page.html()

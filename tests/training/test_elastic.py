@@ -55,3 +55,18 @@ def test_jobs_that_die_are_started_again(tmp_path):
     alive = [row["alive"] for row in Run.open(tmp_path / "replica-0").metrics()]
     assert [0] in alive and alive[0] == [0, 1]
     json.dumps(results)
+
+
+def test_a_job_that_fails_by_itself_again_and_again_is_given_up():
+    """Data that is not there, or a divergence: to start it a hundred times would not help."""
+    pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
+    said, started = [], []
+
+    def command(index, lighthouse):
+        started.append(index)
+        code = 0 if index else 1
+        return [sys.executable, "-S", "-c", f"import sys; sys.exit({code})"]
+
+    assert supervise(command, 2, lighthouse="http://127.0.0.1:1", say=said.append) == 1
+    assert started.count(0) == 3 and started.count(1) == 1
+    assert said[-1] == "replica 0 has failed 3 times in a row (exit code 1) and is not started again: it said why"

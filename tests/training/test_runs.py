@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 
+import wideflat
 from wideflat.presets import preset
 from wideflat.training.runs import DamagedState, Run, RunInUse
 
@@ -42,8 +43,10 @@ def test_foreign_directories_are_not_touched(tmp_path):
         Run.create(tmp_path, CONFIG)
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         Run.open(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere\. `wideflat train` makes runs"):
         Run.open(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"there is no .*thesis\.txt; did you mean .*thesis\.tex\? `wideflat"):
+        Run.open(tmp_path / "thesis.txt")
     with pytest.raises(ValueError, match="is not a run"):
         Run.create(tmp_path / "thesis.tex", CONFIG)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
@@ -236,6 +239,18 @@ def test_killing_a_writer_at_any_moment_leaves_a_whole_state(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------- models
+
+
+def test_an_explorer_that_is_saved_as_the_result_is_warned_of(tmp_path):
+    run, model = Run.create(tmp_path / "run", {}), torch.nn.Linear(2, 1)
+    opt = wideflat.EntropySGD(model.parameters(), inner_steps=3)
+    model(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    with run.locked(), pytest.warns(UserWarning, match="explorer w' of EntropySGD"):
+        run.save_model(model, {})
+    opt.flush()
+    with run.locked():
+        run.save_model(model, {})  # warnings are errors here
 
 
 def test_models_and_snapshots_are_found_and_plain_safetensors(tmp_path):

@@ -1,12 +1,17 @@
 """Logs never stop a run: damaged lines are set aside, and the training goes on from its states."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from small_trainings import QUIET, images, small
+from torch.distributed.device_mesh import init_device_mesh
 
-from wideflat.training import Interrupted, Options, Run, train
+from wideflat.training import Interrupted, Options, Run, train, train_in
+from wideflat.training.elastic import Elastic
+from wideflat.training.ranks import Ranks
 from wideflat.training.tables import append_row, mend_table, read_table
 
 TABLES = ("metrics", "timing", "events", "environment")
@@ -35,6 +40,24 @@ DAMAGES = {
 }
 
 
+def spoil(out, damage):
+    """Damage all tables of a run."""
+    for table in TABLES:
+        path = out / f"{table}.jsonl"
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+
+
+def must_have_gone_on(run, whole, said):
+    """From the last state, not from the start, to the same end; each damage was said once, and is mended."""
+    assert any("resumed" in text and "epoch 2.00 of 3" in text for text in said)
+    expected = whole.load_model().state_dict()
+    torch.testing.assert_close(run.load_model().state_dict(), expected, rtol=0, atol=0)
+    for table in TABLES:
+        assert sum(f"{table}.jsonl is damaged" in text for text in said) <= 1
+        assert all(isinstance(row, dict) for row in run.metrics(table))  # and no warning
+    assert run.metrics()[-1] == whole.metrics()[-1]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The undisturbed training."""
@@ -46,18 +69,74 @@ def test_a_training_goes_on_to_the_same_end(tmp_path, whole, damage):
     out = tmp_path / "damaged"
     with pytest.raises(Interrupted):
         train(EXPERIMENT, out, DATA, OPTIONS, on_epoch=stop_after(3), **QUIET)
-    for table in TABLES:
-        path = out / f"{table}.jsonl"
-        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    spoil(out, damage)
     said = []
     run = train(EXPERIMENT, out, DATA, OPTIONS, say=said.append, **QUIET)
-    assert any("resumed" in text and "epoch 2.00 of 3" in text for text in said)  # from the last state, not the start
-    expected = whole.load_model().state_dict()
-    torch.testing.assert_close(run.load_model().state_dict(), expected, rtol=0, atol=0)
-    for table in TABLES:
-        assert sum(f"{table}.jsonl is damaged" in text for text in said) <= 1
-        assert all(isinstance(row, dict) for row in run.metrics(table))  # and no warning: all is mended
-    assert run.metrics()[-1] == whole.metrics()[-1]
+    must_have_gone_on(run, whole, said)
+
+
+def train_in_company(company, out, said, **how):
+    """Two replicas, three epochs."""
+    experiment = small("rsgd", epochs=3, num_replicas=2, period=2)
+    with company:
+        return train_in(company, experiment, out, DATA, OPTIONS, say=said.append, **QUIET, **how)
+
+
+def train_damaged(make, own, out, damages):
+    """The undisturbed training, and one for each damage to the tables in its midst; what was said by each."""
+    told = {}
+    train_in_company(make(), f"{out}/whole", [])
+    for damage in damages:
+        dist.barrier()
+        with pytest.raises(Interrupted):
+            train_in_company(make(), f"{out}/{damage}", [], on_epoch=stop_after(3))
+        dist.barrier()
+        for run in own(Path(out) / damage):
+            spoil(run, damage)
+        dist.barrier()
+        told[damage] = []
+        train_in_company(make(), f"{out}/{damage}", told[damage])
+    return told
+
+
+def train_damaged_on_ranks(out, damages):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "dp"))
+    return train_damaged(lambda: Ranks(mesh), lambda run: [run] if dist.get_rank() == 0 else [], out, damages)
+
+
+def train_damaged_as_jobs(lighthouse, out, damages):
+    rank = dist.get_rank()
+    return train_damaged(
+        lambda: Elastic(rank, lighthouse, "127.0.0.1"), lambda run: [run / f"replica-{rank}"], out, damages
+    )
+
+
+EVERY_DAMAGE = pytest.mark.parametrize(
+    "damages", [["a bad byte"], pytest.param(list(DAMAGES), marks=pytest.mark.slow)], ids=["one", "all"]
+)
+
+
+@EVERY_DAMAGE
+def test_ranks_go_on_to_the_same_end(ranks, tmp_path, damages):
+    told, others = ranks(train_damaged_on_ranks, 2, str(tmp_path), damages, timeout=200.0)
+    for damage in damages:
+        must_have_gone_on(Run.open(tmp_path / damage), Run.open(tmp_path / "whole"), told[damage])
+        assert not others[damage]
+
+
+@EVERY_DAMAGE
+def test_jobs_that_come_and_go_do_so_too(ranks, tmp_path, damages):
+    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
+    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0, join_timeout=10.0)
+    try:
+        address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
+        found = ranks(train_damaged_as_jobs, 2, address, str(tmp_path), damages, timeout=300.0)
+    finally:
+        server.shutdown()
+    for damage in damages:
+        for a, told in enumerate(found):
+            run, whole = (Run.open(tmp_path / name / f"replica-{a}") for name in (damage, "whole"))
+            must_have_gone_on(run, whole, told[damage])
 
 
 def test_what_is_set_aside_is_kept_as_it_was_and_said_once(tmp_path):

@@ -67,8 +67,7 @@ class DiLoCo(Entropic):
         inner_steps: L, which the paper calls H.
         outer_lr: Learning rate of the outer step.
         outer_momentum: Its Nesterov momentum.
-        pull: As in `wideflat.Entropic`; DiLoCo itself has none.
-        **settings: Further arguments of `wideflat.Entropic`.
+        **settings: Further arguments of `wideflat.Entropic`, such as ``pull``; DiLoCo itself has none.
 
     Example:
         Two replicas from w = 1 with the gradients 1 and 3 and a rate of 0.1 go to 0.9 and 0.7; w follows their mean:
@@ -86,6 +85,9 @@ class DiLoCo(Entropic):
     """
 
     _kept = (*Entropic._kept, "group", "manager", "_mine")
+    _obstacle = "because its replicas exchange what they did at the end of a cycle"
+    #: Means that are on their way, and what to wait for.
+    _sent_by_manager: tuple[list[Tensor], list[Any]] | None
 
     def __init__(
         self,
@@ -96,16 +98,10 @@ class DiLoCo(Entropic):
         inner_steps: int = 500,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
-        pull: float = 0.0,
         **settings: Any,
     ) -> None:
-        cycle: dict[str, Any] = {
-            "inner_steps": inner_steps,
-            "outer_lr": outer_lr,
-            "outer_momentum": outer_momentum,
-            "pull": pull,
-        }
-        super().__init__(*optimizers, **cycle, **settings)
+        outer: dict[str, Any] = {"outer_lr": outer_lr, "outer_momentum": outer_momentum}
+        super().__init__(*optimizers, inner_steps=inner_steps, **outer, **settings)
         self.manager = manager
         self.group: ReplicaGroup | None = None
         if manager is None:
@@ -159,21 +155,46 @@ class DiLoCo(Entropic):
         super(Entropic, self)._follow(parts)
 
     def _step_outer(self) -> None:
-        """Average what the replicas did, and step; or go back to w, if the manager says so."""
+        self._exchange()
+
+    def _exchange(self) -> bool:
+        """Average what the replicas did, and step; or go back to w, if the manager says so. Whether it succeeded."""
         gradients = [[self._centers[p].grad for p in member if self._takes_part(p)] for member in self._mine]
         found: list[list[Tensor]] = [[g for g in member if g is not None] for member in gradients]
-        if self._average(found):
+        succeeded = self._average(found)
+        if succeeded:
             super()._step_outer()
+        return succeeded
 
     def _average(self, gradients: list[list[Tensor]]) -> bool:
         """Replace them by their mean over the replicas; whether that succeeded."""
         if self.manager is not None:
-            self.manager.start_quorum()
-            for work in [self.manager.allreduce(local(gradient)) for gradient in gradients[0]]:
+            means, works = self._sent_by_manager or self._send_by_manager(self.manager, gradients[0])
+            self._sent_by_manager = None
+            for work in works:
                 work.wait()
+            for gradient, found in zip(gradients[0], means, strict=True):
+                local(gradient).copy_(found)
             return self.manager.should_commit()
         assert self.group is not None
         for mine, _, mean in self.group.blocks(gradients):
             for pieces in mine:
                 torch._foreach_copy_(pieces, mean)
         return True
+
+    def _send(self, gradients: list[list[Tensor]]) -> None:
+        """Start on what `_average` will be asked for; they stay as they are until then."""
+        if self.manager is not None:
+            self._sent_by_manager = self._send_by_manager(self.manager, gradients[0])
+        elif self.group is not None:
+            self.group.send(*gradients)
+
+    @staticmethod
+    def _send_by_manager(manager: Manager, gradients: list[Tensor]) -> tuple[list[Tensor], list[Any]]:
+        manager.start_quorum()
+        copies = [local(gradient).clone() for gradient in gradients]
+        return copies, [manager.allreduce(copy) for copy in copies]
+
+    def _make_working_memory(self) -> None:
+        super()._make_working_memory()
+        self._sent_by_manager = None

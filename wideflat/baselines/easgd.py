@@ -78,6 +78,12 @@ class EASGD(ReplicaCoupling):
                 torch._foreach_add_(dw_a, torch._foreach_sub(w_a, center), alpha=strength)
             torch._foreach_lerp_(center, w_bar, self.rate)
 
+    @torch.no_grad()
+    def _show_solution(self) -> None:
+        """The center; what is not trained stays."""
+        for w in detached(self._trainable()):
+            torch._foreach_copy_(w, self.center)
+
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, the center included."""
         return {**super().state_dict(), "rate": self.rate, "center": self.center}

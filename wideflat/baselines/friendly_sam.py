@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.sam import SAM
 from wideflat.checks import number
+from wideflat.kernels.shards import like, local
+from wideflat.kernels.together import chosen, put_
 
 __all__ = ["FriendlySAM"]
 
@@ -69,22 +71,26 @@ class FriendlySAM(SAM):
         super().__init__(params, base, rho, **settings)
 
     def _direction(self, params: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        self._work.means, direction = {}, []
-        for p, g in zip(params, gradients, strict=True):
-            if self._steps and p in self._memory:
-                m = self._memory[p].to(g.device, g.dtype).lerp(g, 1 - self.decay)
-                direction.append(g - self.sigma * m)
-            else:
-                m = g.clone()
-                direction.append(g)
-            self._work.means[p] = m
-        return direction
+        direction = dict(zip(params, gradients, strict=True))
+        self._work.means = dict(direction)
+        known = [p for p in params if self._steps and p in self._memory]
+        if known:
+            g = [direction[p] for p in known]
+            before = [local(self._memory[p]).to(of_now) for p, of_now in zip(known, g, strict=True)]
+            m = torch._foreach_lerp(before, g, 1 - self.decay)
+            away = torch._foreach_sub(g, torch._foreach_mul(m, self.sigma))
+            self._work.means.update(zip(known, m, strict=True))
+            direction.update(zip(known, away, strict=True))
+        return list(direction.values())
 
     def _take(self, params: list[Tensor], finite: Tensor) -> None:
-        for p, m in self._work.means.items():
-            before = self._memory.get(p)
-            kept = torch.zeros_like(m) if before is None else before.to(m.device, m.dtype)
-            self._memory[p] = torch.where(finite.to(m.device), m, kept)
+        means = self._work.means
+        kept = [torch.zeros_like(m) if p not in self._memory else local(self._memory[p]) for p, m in means.items()]
+        found = chosen(finite, list(means.values()), kept)
+        for p, m in means.items():
+            if p not in self._memory or self._memory[p].dtype != m.dtype or self._memory[p].device != m.device:
+                self._memory[p] = like(torch.empty_like(m), p)
+        put_([self._memory[p] for p in means], found)
         self._work.means = {}
 
     def _kept(self) -> tuple[str, ...]:

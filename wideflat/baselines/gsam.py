@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.sam import SAM
 from wideflat.checks import number
-from wideflat.kernels.shards import local, total
+from wideflat.kernels.shards import like, local
+from wideflat.kernels.together import inner_product, times
 
-__all__ = ["GSAM", "inner_product"]
+__all__ = ["GSAM"]
 
 
 class GSAM(SAM):
@@ -67,7 +68,8 @@ class GSAM(SAM):
     ) -> None:
         self.alpha = number("alpha", alpha, 0)
         self.rho_min = None if rho_min is None else number("rho_min", rho_min, 0)
-        self.lr_min, self.lr_max = number("lr_min", lr_min, 0), lr_max
+        self.lr_min = number("lr_min", lr_min, 0)
+        self.lr_max = None if lr_max is None else number("lr_max", lr_max, 0)
         super().__init__(params, base, rho, **settings)
 
     def _rho(self, group: dict[str, Any]) -> float | Tensor:
@@ -81,35 +83,12 @@ class GSAM(SAM):
     def _combine(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         square = inner_product(second, second)
         along = torch.where(square > 0, inner_product(first, second) / square, 0)
-        step = {}
-        for p, pushed in second.items():
-            step[p] = pushed * (1 + self.alpha * along.to(pushed.device)).to(pushed.dtype)
-            if p in first:
-                step[p].sub_(first[p], alpha=self.alpha)
-        return step
+        pushed = [local(gradient) for gradient in second.values()]
+        step = times(pushed, [1 + self.alpha * along] * len(pushed))
+        both = [(made, local(first[p])) for p, made in zip(second, step, strict=True) if p in first]
+        if both:
+            torch._foreach_sub_([made for made, _ in both], [g for _, g in both], alpha=self.alpha)
+        return {p: like(made, p) for p, made in zip(second, step, strict=True)}
 
     def _kept(self) -> tuple[str, ...]:
         return (*super()._kept(), "alpha", "rho_min", "lr_min", "lr_max")
-
-
-def inner_product(x: dict[Tensor, Tensor], y: dict[Tensor, Tensor]) -> Tensor:
-    """The sum over what both have of the products, in float32 or wider, on one device.
-
-    >>> p, q = torch.zeros(2), torch.zeros(1)
-    >>> inner_product({p: torch.ones(2), q: torch.ones(1)}, {p: torch.full((2,), 3.0)})
-    tensor(6.)
-    """
-    both = [p for p in x if p in y]
-    if not both:
-        return torch.zeros(())
-    wide = [torch.promote_types(x[p].dtype, torch.float32) for p in both]
-    parts = [(_real(x[p].to(dtype)) * _real(y[p].to(dtype))).sum() for p, dtype in zip(both, wide, strict=True)]
-    found = total((p, part.to(parts[0])) for p, part in zip(both, parts, strict=True))
-    assert found is not None
-    return found
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """What is here of a tensor; a complex one as two real ones."""
-    part = local(tensor)
-    return torch.view_as_real(part) if part.is_complex() else part

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.baselines.gsam import inner_product
 from wideflat.baselines.sam import SAM
 from wideflat.checks import number, whole
+from wideflat.kernels.shards import like, local
+from wideflat.kernels.together import chosen, inner_product, put_, times
 
 __all__ = ["LookSAM"]
 
@@ -93,21 +94,34 @@ class LookSAM(SAM):
         square = inner_product(g, g)
         if not self._needs_second():
             v = {p: self._memory[p].to(g[p].device, g[p].dtype) for p in g if p in self._memory}
+            if not v:
+                return g
             length = inner_product(v, v)
             factor = torch.where(length > 0, self.alpha * (square / length).sqrt(), 0)
-            return {p: g[p] + (v[p] * factor.to(v[p])).to(g[p]) if p in v else g[p] for p in g}
+            steps = torch._foreach_add(times(_parts(v), [factor] * len(v)), [local(g[p]) for p in v])
+            return {**g, **{p: like(step, p) for p, step in zip(v, steps, strict=True)}}
         if self.period > 1:
             along = torch.where(square > 0, inner_product(g, s) / square, 0)
             length = inner_product(s, s)
             finite = torch.isfinite(along) & torch.isfinite(length)
-            v = {p: s[p] - g[p] * along.to(s[p].device, s[p].dtype) if p in g else s[p] for p in s}
+            both = [p for p in s if p in g]
+            shares = times([local(g[p]).to(local(s[p])) for p in both], [along] * len(both))
+            rests = torch._foreach_sub([local(s[p]) for p in both], shares) if both else []
+            v = {**s, **{p: like(rest, p) for p, rest in zip(both, rests, strict=True)}}
             rounding = 4 * max(torch.finfo(gradient.dtype).eps for gradient in s.values())  # of them, and of sums
             counts = inner_product(v, v) > (rounding + 100 * torch.finfo(length.dtype).eps) ** 2 * length
-            for p in v:
-                here = v[p] * counts.to(v[p].device)
-                before = self._memory.get(p, torch.zeros_like(here)).to(here.device, here.dtype)
-                self._memory[p] = torch.where(finite.to(here.device), here, before)
+            here = times(_parts(v), [counts] * len(v))
+            before = [local(self._memory[p]) if p in self._memory else torch.zeros_like(local(v[p])) for p in v]
+            found = chosen(finite, here, before)
+            for p, now in zip(v, found, strict=True):
+                if p not in self._memory or self._memory[p].dtype != now.dtype or self._memory[p].device != now.device:
+                    self._memory[p] = like(torch.empty_like(now), p)
+            put_([self._memory[p] for p in v], found)
         return s
 
     def _kept(self) -> tuple[str, ...]:
         return (*super()._kept(), "period", "alpha")
+
+
+def _parts(values: dict[Tensor, Tensor]) -> list[Tensor]:
+    return [local(value) for value in values.values()]

@@ -32,7 +32,8 @@ class Lookahead(EntropySGD):
         inner_state: whether its state is kept from cycle to cycle, see `wideflat.EntropySGD`; as for
         maximize:
         foreach:
-        differentiable: and these.
+        differentiable:
+        capturable: and these.
 
     Example:
         >>> import torch
@@ -60,6 +61,7 @@ class Lookahead(EntropySGD):
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -80,4 +82,5 @@ class Lookahead(EntropySGD):
             maximize=maximize,
             foreach=foreach,
             differentiable=differentiable,
+            capturable=capturable,
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from wideflat.checks import LARGEST, number
 from wideflat.kernels.shards import local, local_gradient
 
 __all__ = ["TensorFlowRMSprop"]
@@ -71,10 +72,8 @@ class TensorFlowRMSprop(Optimizer):
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
-            if not float(value) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {value}")
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+            number(name, value, 0, LARGEST)
+        number("alpha", alpha, 0, 1)
         defaults = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(params, {**defaults, "maximize": maximize})
 

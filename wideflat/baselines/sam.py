@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
-from wideflat.checks import number, optimizer
+from wideflat.checks import LARGEST, instance, maker, network, number, optimizer, refuse_shared_memory
+from wideflat.checks.records import check_state_dict
 from wideflat.kernels.flat_blocks import is_dense
-from wideflat.kernels.shards import is_sharded, local_gradient, norm, of_one_kind
+from wideflat.kernels.shards import is_sharded, like, local, local_gradient, norm
+from wideflat.kernels.together import chosen, clones, multiply_, put_, times
 
 __all__ = ["SAM"]
 
@@ -118,17 +120,18 @@ class SAM(Optimizer):
         perturb_dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
-        number("rho", rho, 0)
-        self.eta = number("eta", eta, 0)
+        rho, self.eta = number("rho", rho, 0, LARGEST), number("eta", eta, 0, LARGEST)
         if "lr" in settings and not isinstance(settings["lr"], Tensor):
             settings["lr"] = number("lr", settings["lr"], 0)
-        self.model, self.perturb_dtype = model, perturb_dtype
+        self.model = None if model is None else network(model)
+        self.perturb_dtype = None if perturb_dtype is None else instance("perturb_dtype", perturb_dtype, torch.dtype)
         self._memory: dict[Tensor, Tensor] = {}
         self._work = _Work()
         super().__init__(params, {"rho": rho, "adaptive": adaptive})
         for group in self.param_groups:
-            number("rho", group["rho"], 0)
-        self.base = optimizer("what base returns", base(self.param_groups, **settings))
+            group["rho"] = number("rho", group["rho"], 0, LARGEST)
+        refuse_shared_memory([p for group in self.param_groups for p in group["params"]])
+        self.base = optimizer("what base returns", maker("base", base)(self.param_groups, **settings))
         self.defaults = {**self.base.defaults, "rho": rho, "adaptive": adaptive}
         self._share()
 
@@ -256,6 +259,7 @@ class SAM(Optimizer):
         self._work.first = _First(params, [], gradients, None, [])
         if needed and params:
             self._leave(self._work.first, scaler)
+            torch.clear_autocast_cache()  # a step inside of autocast would go on with w as it was cast before
         for p in params:
             p.grad = None
         return needed
@@ -263,44 +267,48 @@ class SAM(Optimizer):
     def _leave(self, first: _First, scaler: torch.amp.GradScaler | None) -> None:
         """Put w + e into the model."""
         params = first.params
-        wide = [_wide(g) for g in first.gradients]
+        wide = [_wide(local(g)) for g in first.gradients]
         if scaler is not None:
-            scale = scaler.scale(torch.ones((), device=params[0].device))
-            wide = _times(wide, 1 / scale)
+            inverse = 1 / scaler.scale(torch.ones((), device=params[0].device))
+            wide = times(wide, [inverse] * len(wide))
         direction = self._direction(params, wide)
         sizes = self._sizes(params)
-        scaled = direction if sizes is None else _products(direction, sizes)
-        length = norm(scaled)
+        scaled = direction if sizes is None else list(torch._foreach_mul(direction, sizes))
+        length = norm([like(part, p) for part, p in zip(scaled, params, strict=True)])
         first.finite = torch.isfinite(length)
         self._take(params, first.finite)
         inverse = torch.where(first.finite & (length > torch.finfo(length.dtype).tiny), 1 / length, 0)
-        rho = {p: self._signed_rho(group) for group in self.param_groups for p in group["params"]}
-        e = scaled if sizes is None else _products(scaled, sizes)
+        factors = dict(self._factors(inverse))
+        e = chosen(first.finite, scaled if sizes is None else list(torch._foreach_mul(scaled, sizes)), None)
+        e = times(e, [factors[p] for p in params])
         if self.model is not None:
             first.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._warn_of_rounding(params)
+        if self.perturb_dtype is None or all(p.dtype == self.perturb_dtype for p in params):
+            first.w = clones(params)
+            torch._foreach_add_(e, [_wide(w) for w in first.w])
+            put_(params, e)
+            return
+        if any(map(is_sharded, params)):
+            raise RuntimeError("perturb_dtype= is for parameters that are not sharded: keep the shards in float32")
+        first.w = [p.data for p in params]
         for p, step in zip(params, e, strict=True):
-            factor, finite = (inverse * rho[p]).to(p.device), first.finite.to(p.device)
-            there = torch.where(finite, p + step * factor, p)
-            if self.perturb_dtype is None or p.dtype == self.perturb_dtype:
-                first.w.append(p.detach().clone())
-                p.copy_(there)
-            elif is_sharded(p):
-                raise RuntimeError("perturb_dtype= is for parameters that are not sharded: keep the shards in float32")
-            else:
-                first.w.append(p.data)
-                p.data = there.to(self.perturb_dtype)
+            p.data = (_wide(p.data) + step).to(self.perturb_dtype)
 
-    def _signed_rho(self, group: dict[str, Any]) -> float | Tensor:
-        """To maximize, e goes to where the function is lowest nearby."""
-        return -self._rho(group) if group.get("maximize") else self._rho(group)
+    def _factors(self, inverse: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What e is scaled by, the same tensor for all of a group. To maximize, e goes to where the loss is lowest."""
+        for group in self.param_groups:
+            factor = inverse * (-self._rho(group) if group.get("maximize") else self._rho(group))
+            yield from ((p, factor) for p in group["params"])
 
     def _sizes(self, params: list[Tensor]) -> list[Tensor] | None:
         """The size of each weight, by which an adaptive neighbourhood is measured; 1 in other groups."""
         adaptive = {p for group in self.param_groups if group["adaptive"] for p in group["params"]}
         if not adaptive:
             return None
-        return [_wide(p.detach()).abs() + self.eta if p in adaptive else torch.ones_like(_wide(p)) for p in params]
+        parts = [_wide(local(p).detach()) for p in params]
+        sizes = list(torch._foreach_add(torch._foreach_abs(parts), self.eta))
+        return [size if p in adaptive else torch.ones_like(size) for p, size in zip(params, sizes, strict=True)]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -312,15 +320,17 @@ class SAM(Optimizer):
     def _put_back(self) -> None:
         """Put w into the model again, and its buffers."""
         assert self._work.first is not None
-        for p, w in zip(self._work.first.params, self._work.first.w, strict=False):  # none of them if w was not left
-            if p.dtype == w.dtype:
-                p.copy_(w)
-            else:
+        params, kept = self._work.first.params, self._work.first.w  # none of them if w was not left
+        if all(p.dtype == w.dtype for p, w in zip(params, kept, strict=False)):
+            put_(params[: len(kept)], kept)
+        else:
+            for p, w in zip(params, kept, strict=True):
                 gradient, p.grad = p.grad, None
                 p.data = w
                 p.grad = None if gradient is None else gradient.to(w.dtype)
         for buffer, value in self._work.first.buffers:
             buffer.copy_(value)
+        torch.clear_autocast_cache()
         self._work.first = None
 
     def _finish(self, strict: bool) -> None:
@@ -394,7 +404,7 @@ class SAM(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for any optimizer."""
-        super().load_state_dict(state_dict)
+        super().load_state_dict(check_state_dict(state_dict))
         if self._remembered is not None:
             name = self._remembered
             self._memory.clear()
@@ -427,19 +437,9 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _products(x: list[Tensor], y: list[Tensor]) -> list[Tensor]:
-    """One by one where some are sharded and others not: torch takes lists of the one or the other."""
-    return list(torch._foreach_mul(x, y)) if of_one_kind(x) else [a * b for a, b in zip(x, y, strict=True)]
-
-
-def _times(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """Tensors times one number, wherever they are."""
-    return [tensor * factor.to(tensor.device) for tensor in tensors]
-
-
 def _spoil(gradients: dict[Tensor, Tensor], finite: Tensor) -> None:
     """Let gradients be NaN where the first ones were not finite: whoever looks at them skips the step."""
-    nan = torch.where(finite, 0.0, torch.nan)
     for p, gradient in gradients.items():
-        added = nan.to(gradient.device, gradient.dtype)
-        gradients[p] = gradient.add_(added) if is_dense(gradient) else gradient + added
+        if not is_dense(local(gradient)):  # its elements may share memory
+            gradients[p] = gradient.clone(memory_format=torch.contiguous_format)
+    multiply_([local(gradient) for gradient in gradients.values()], torch.where(finite, 1.0, torch.nan))

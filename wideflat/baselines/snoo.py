@@ -52,10 +52,5 @@ class SNOO(Entropic):
         outer_momentum: float = 0.67,
         **settings: Any,
     ) -> None:
-        cycle: dict[str, Any] = {
-            "inner_steps": inner_steps,
-            "outer_lr": outer_lr,
-            "outer_momentum": outer_momentum,
-            "pull": 0.0,
-        }
-        super().__init__(*optimizers, **cycle, **settings)
+        outer: dict[str, Any] = {"outer_lr": outer_lr, "outer_momentum": outer_momentum}
+        super().__init__(*optimizers, inner_steps=inner_steps, pull=0.0, **outer, **settings)

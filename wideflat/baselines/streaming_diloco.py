@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.baselines.diloco import DiLoCo
+from wideflat.checks import number, shown, whole
+from wideflat.cycles import Cycles
 from wideflat.kernels.foreach import put_back
 from wideflat.kernels.parts import Part
-from wideflat.kernels.shards import local
+from wideflat.kernels.shards import like, local
 
 __all__ = ["StreamingDiLoCo"]
 
@@ -23,21 +25,25 @@ class StreamingDiLoCo(DiLoCo):
     .. code-block:: text
 
         every L / P steps, for the fragments 1, ..., P in turn:
-            d <- mean over the replicas of (w - mu)               of that fragment alone
-            w <- step of the outer optimizer on d;   w', mu <- w
+            d <- mean over the replicas of (w - mu)               of that fragment alone, as it was delay steps before
+            w <- step of the outer optimizer on d
+            w' <- w + mix (w' - w);   mu <- w'
 
     Each fragment has its outer step at every L-th step, as in `wideflat.DiLoCo`, but never more than a part of the
     weights is sent at once: the peak of the traffic falls by P. The fragments are never at their centers together, so
     that `eval`, `center` and `flush` are always those of mid-cycle.
 
-    Note on the paper:
-        It also hides the communication behind further steps and then mixes both weights (tau and alpha there, delay and
-        update_alpha in torchft). That is not done here: an outer step waits for its mean.
+    With ``delay`` the exchange runs beside the computation of so many further steps, on a mesh and with a manager. What
+    w' did in them is lost with ``mix = 0``, and kept in part with more (tau and alpha of the paper; in torchft
+    fragment_sync_delay and fragment_update_alpha).
 
     Args:
         *optimizers: The inner optimizers of this process.
         fragments: P, for parts of about equal size in the order of the parameters; or the parts, each a module or
             parameters (for one replica in a process).
+        delay: Steps between the moment at which a fragment is sent and its outer step, which waits for what has not
+            arrived by then; below L / P.
+        mix: The share of its own w' that a replica keeps at an outer step.
         **settings: Those of `wideflat.DiLoCo`.
 
     Example:
@@ -50,25 +56,34 @@ class StreamingDiLoCo(DiLoCo):
         (10, 2)
     """
 
-    _kept = (*DiLoCo._kept, "num_fragments", "_fragment_of")
+    _kept = (*DiLoCo._kept, "num_fragments", "delay", "mix", "_fragment_of")
 
     def __init__(
         self,
         *optimizers: Optimizer,
         fragments: int | Iterable[nn.Module | Iterable[Tensor]],
         inner_steps: int = 500,
+        delay: int = 0,
+        mix: float = 0.0,
         **settings: Any,
     ) -> None:
         if isinstance(fragments, int):
             self.num_fragments, parts = fragments, None
         else:
+            if not isinstance(fragments, (list, tuple, nn.ModuleList, nn.Sequential, Iterator)):
+                raise TypeError(
+                    f"fragments must be a number, or modules or lists of parameters, got {shown(fragments)}"
+                )
             tensors = (part.parameters() if isinstance(part, nn.Module) else part for part in fragments)
             parts = [list[Tensor](part) for part in tensors]
             self.num_fragments = len(parts)
+        whole("inner_steps", inner_steps, 1)
         if self.num_fragments < 1 or inner_steps % self.num_fragments:
             raise ValueError(
                 f"inner_steps must be a multiple of the number of fragments, got {inner_steps} and {self.num_fragments}"
             )
+        self.delay = whole("delay", delay, 0, inner_steps // self.num_fragments - 1)
+        self.mix = number("mix", mix, 0, 1)
         super().__init__(*optimizers, inner_steps=inner_steps, **settings)
         self._fragment_of = dict(self._in_order() if parts is None else self._as_given(parts))
         self._record.update(inner_steps=inner_steps // self.num_fragments, fragment=0, fresh=True)
@@ -111,23 +126,82 @@ class StreamingDiLoCo(DiLoCo):
         fresh, self._record["fresh"] = self._record["fresh"], False
         super()._inner_step(parts, starting=fresh)
 
+    # ------------------------------------------------------------------------------------------------- on its way
+
+    def _count(self, position: int) -> None:
+        super()._count(position)
+        if self.delay and position == self._record["inner_steps"] - self.delay:
+            self._send(self._differences())
+            self._on_its_way = True
+
+    def _differences(self) -> list[list[Tensor]]:
+        """Compute w - mu of the fragment that is next, if it was not before, and keep it until its outer step."""
+        for part in self._parts(self._takes_part):
+            if any("sent" not in state for state in part.states):
+                self._fit(part.params)
+                for center, state, d in zip(
+                    part.centers, part.states, Cycles._pseudo_gradients(self, part), strict=True
+                ):
+                    state["sent"] = like(d, center)
+        return [[self.state[p]["sent"] for p in member if self._takes_part(p)] for member in self._mine]
+
+    def _follow(self, parts: list[Part]) -> None:
+        self._differences()
+        self._on_its_way = False
+        parts = [part for part in parts if part.w_prime]
+        for part in parts:
+            for center, state in zip(part.centers, part.states, strict=True):
+                center.grad = state.pop("sent")
+        self._succeeded = self._exchange()
+        for part in parts:
+            kept = [torch.lerp(w, p.to(w), self.mix) for w, p in zip(part.w, part.w_prime, strict=True)]
+            put_back(part.w_prime, kept if self._succeeded and self.mix else part.w)
+            for center in part.centers:
+                center.grad = None
+
     def _outer_step(self) -> None:
+        """One fragment; one whose exchange did not succeed is next again."""
         super()._outer_step()
         for p, state in self.state.items():
             if "mean" in state and self._takes_part(p):
                 put_back([local(state["mean"])], [local(p)])
-        self._record["fragment"] = (self._record["fragment"] + 1) % self.num_fragments
+        self._record["fragment"] = (self._record["fragment"] + self._succeeded) % self.num_fragments
+
+    def _adopt(self, saved: dict[Tensor, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+        """What was on its way when it was saved is sent again, by all replicas."""
+        self._forget_sent()
+        sent = {p: self._like(p).copy_(state["sent"]) for p, state in saved.items() if "sent" in state}
+        super()._adopt(saved, groups)
+        for p, d in sent.items():
+            self.state[p]["sent"] = d
 
     @torch.no_grad()
     def flush(self) -> None:
         """An outer step of all fragments now; afterwards the model holds w."""
         self._refuse_at_center("flush()")
         if self._is_open():
-            for _ in range(self.num_fragments):
+            mix, self.mix = self.mix, 0.0
+            first = self._record["fragment"]
+            for number in range(first, first + self.num_fragments):
+                self._record["fragment"] = number % self.num_fragments
                 self._outer_step()
+            self.mix = mix
             self._record.update(fragment=0, fresh=True)
+
+    def _forget_sent(self) -> None:
+        """Wait for what is on its way, and do nothing with it."""
+        if self._on_its_way:
+            self._average(self._differences())
+        for state in self.state.values():
+            state.pop("sent", None)
+        self._on_its_way = False
+
+    def _make_working_memory(self) -> None:
+        super()._make_working_memory()
+        self._on_its_way, self._succeeded = False, True
 
     def recenter(self) -> None:
         """Start anew at the weights that the model holds now."""
+        self._forget_sent()
         super().recenter()
         self._record.update(fragment=0, fresh=True)

@@ -14,7 +14,9 @@ from typing import Any
 from wideflat.cards.comparison import Comparison, compared
 from wideflat.cards.measures import MEASURES
 from wideflat.cards.summary import headline, lines_of
-from wideflat.files import atomic_write
+from wideflat.checks import instance
+from wideflat.checks.records import location, reading
+from wideflat.files import atomic_write, read_whole
 
 __all__ = ["Card", "Entry"]
 
@@ -98,6 +100,7 @@ class Card:
         Raises:
             ValueError: With the reason, if the cards are not comparable.
         """
+        instance("other", other, Card)
         profiles = {name: (self.get(name), other.get(name)) for name in ("relative", "filter")}
         return compared(profiles, (self.conventions, other.conventions), (self.title, other.title), force)
 
@@ -125,7 +128,7 @@ class Card:
         if not isinstance(content, dict) or content.get("kind") != _KIND or content.get("format") != 1:
             raise ValueError(f"expected a {_KIND} of format 1")
         measures = {measure.name: measure for measure in MEASURES}
-        try:
+        with reading("card"):
             content = _numbers(content)
             entries = {
                 name: Entry(
@@ -138,8 +141,6 @@ class Card:
                 if name in measures
             }
             return cls(str(content["title"]), entries, dict(content["conventions"]), str(content["comparison"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"a part is missing or damaged ({error})") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page (``.html``) or the numbers (``.json``), whole or not at all; a page holds the numbers too."""
@@ -153,16 +154,18 @@ class Card:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Card:
         """Read what :meth:`save` wrote, a page or a file of numbers."""
+        place = location("path", path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
-            if Path(path).suffix.lower() == ".html":
+            text = read_whole(place).decode("utf-8")
+            if place.suffix.lower() == ".html":
                 found = re.search(r'<script type="application/json" id="card">(.*?)</script>', text, re.DOTALL)
                 if found is None:
                     raise ValueError("this page holds no card")
                 text = found.group(1)
-            return cls.from_dict(json.loads(text))
+            with reading("card"):
+                return cls.from_dict(json.loads(text))
         except ValueError as error:
-            raise ValueError(f"{path} is not a whole card: {error}") from None
+            raise ValueError(f"{place} is not a whole card: {error}") from None
 
     # ---- looking at it
 

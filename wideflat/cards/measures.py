@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from wideflat.cards.pooling import pooled
 from wideflat.cards.subject import Subject, spread_of
@@ -17,6 +18,7 @@ from wideflat.energy.measure import local_energy
 from wideflat.energy.points import sample
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.request import whole_passes
+from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.series import layer_profiles
 from wideflat.energy.shift import ShiftProfile, shift_profile
 from wideflat.energy.slices import Slice, slices
@@ -28,6 +30,9 @@ from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
 __all__ = ["MEASURES", "AtTheWeights", "Measure"]
+
+#: Examples that a profile of noise evaluates at a sigma where it does not choose itself, and passes over them at most.
+EVALUATIONS, MOST_PASSES = 20_000, 16
 
 
 @dataclass
@@ -100,7 +105,7 @@ def _at_the_weights(subject: Subject, seed: int, _: float | None) -> AtTheWeight
         with evaluation.prepared(), Progress("at the weights", enabled=False) as bar:
             values = sample(evaluation, blocks, [lambda: None], bar)
         examples = round(float(values.weights.sum()))
-        least = 1 / examples if evaluation.metric_name == "error" else 0.0  # one more wrong would be no surprise
+        least = values.one_more if evaluation.metric_name == "error" else 0.0  # it would be no surprise
         found.append((float(values.mean[0]), math.hypot(float(values.stderr[0]), least), evaluation.metric_name))
     (metric_mean, metric_bar, name), (loss_mean, loss_bar, loss_name) = found
     return AtTheWeights(metric_mean, metric_bar, loss_mean, loss_bar, name, loss_name, examples)
@@ -108,9 +113,10 @@ def _at_the_weights(subject: Subject, seed: int, _: float | None) -> AtTheWeight
 
 def _profile(scale: str) -> Callable[[Subject, int, float | None], LocalEnergy]:
     def run(subject: Subject, seed: int, _: float | None) -> LocalEnergy:
+        passes = _passes(subject, of="examples") if isinstance(subject.many, list) else None  # of a loader
         return local_energy(
             subject.model, subject.many, subject.effort.sigmas, metric=subject.metric, scale=scale, seed=seed,
-            progress=False, **subject.options,
+            progress=False, max_passes=passes, **subject.options,
         )  # fmt: skip
 
     return run
@@ -118,10 +124,42 @@ def _profile(scale: str) -> Callable[[Subject, int, float | None], LocalEnergy]:
 
 def _layers(subject: Subject, seed: int, _: float | None) -> dict[str, LocalEnergy]:
     options = {name: value for name, value in subject.options.items() if name != "parameters"}
+    layers = _chosen_layers(subject)
     return layer_profiles(
-        subject.model, subject.few, [subject.effort.layer_sigma], metric=subject.metric, seed=seed, progress=False,
-        **options,
+        subject.model, subject.few, [subject.effort.layer_sigma], layers, metric=subject.metric, seed=seed,
+        progress=False, max_passes=_passes(subject, len(layers)), **options,
     )  # fmt: skip
+
+
+def _passes(subject: Subject, shared_by: int = 1, of: str = "few") -> int:
+    """Passes over the examples for a profile of noise.
+
+    Args:
+        subject: What is measured.
+        shared_by: Profiles that share so many evaluations: a network of many layers must not cost by their number.
+        of: Which examples.
+    """
+    return max(2, min(MOST_PASSES, math.ceil(EVALUATIONS / (shared_by * subject.conventions[of]))))
+
+
+def _chosen_layers(subject: Subject) -> list[str]:
+    """The layers that have a parameter of their own among the chosen ones, in the order of the network."""
+    names, _ = select_parameters(subject.model, subject.options["parameters"])
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def _chosen_weights(subject: Subject) -> Selection:
+    """What is rounded and pruned: of the chosen parameters those that are no biases and no normalisations."""
+    selection = subject.options["parameters"]
+    if isinstance(selection, str) and selection == "all":
+        return "weights"
+    (chosen, words), (weights, _) = (select_parameters(subject.model, some) for some in (selection, "weights"))
+
+    def both(name: str, _: nn.Parameter) -> bool:
+        return name in chosen and name in weights
+
+    both.__qualname__ = f"weights that are {words}"
+    return both
 
 
 def _worst(subject: Subject, seed: int, _: float | None) -> dict[str, LocalEnergy]:
@@ -131,7 +169,7 @@ def _worst(subject: Subject, seed: int, _: float | None) -> dict[str, LocalEnerg
     return {
         "l2": worst_case(subject.model, subject.few, effort.worst_sigmas, ball="l2", **climbs, **shared),
         "linf": worst_case(subject.model, subject.few, effort.worst_sigmas, ball="linf", **climbs, **shared),
-        "average": local_energy(subject.model, subject.few, effort.worst_sigmas, **shared),
+        "average": local_energy(subject.model, subject.few, effort.worst_sigmas, max_passes=_passes(subject), **shared),
     }
 
 
@@ -144,8 +182,9 @@ def _spectrum(subject: Subject, seed: int, _: float | None) -> Spectrum:
 
 
 def _shift(subject: Subject, seed: int, _: float | None) -> dict[str, ShiftProfile]:
-    options = {name: value for name, value in subject.options.items() if name != "parameters"}
+    options = {**subject.options, "parameters": _chosen_weights(subject)}
     shared: dict[str, Any] = {"metric": subject.metric, "seed": seed, "progress": False, **options}
+    shared["max_passes"] = _passes(subject)
     return {
         "quantize": shift_profile(subject.model, subject.few, quantize=subject.effort.bits, **shared),
         "prune": shift_profile(subject.model, subject.few, prune=subject.effort.fractions, **shared),
@@ -195,17 +234,17 @@ def _joined_layers(a: dict[str, LocalEnergy], b: dict[str, LocalEnergy]) -> dict
 #: In the order in which they are measured: the cheap and most asked for first.
 MEASURES = (
     Measure("at_w", "error and loss", AtTheWeights, 8, _at_the_weights),
-    Measure("relative", "local energy, relative noise", LocalEnergy, 44, _profile("relative"), join=pooled,
+    Measure("relative", "local energy, relative noise", LocalEnergy, 200, _profile("relative"), join=pooled,
             uncertainty=_relative),
-    Measure("filter", "local energy, filter noise", LocalEnergy, 44, _profile("filter"), join=pooled,
+    Measure("filter", "local energy, filter noise", LocalEnergy, 200, _profile("filter"), join=pooled,
             uncertainty=_relative),
-    Measure("layers", "layer profile", LocalEnergy, 30, _layers, parts=True, join=_joined_layers,
+    Measure("layers", "layer profile", LocalEnergy, 40, _layers, parts=True, join=_joined_layers,
             uncertainty=_relative_of_layers),
-    Measure("shift", "rounded and pruned", ShiftProfile, 28, _shift, parts=True),
-    Measure("worst", "worst case", LocalEnergy, 200, _worst, parts=True),
-    Measure("spectrum", "spectrum of the Hessian", Spectrum, 300, _spectrum, join=Spectrum.joined,
+    Measure("shift", "rounded and pruned", ShiftProfile, 130, _shift, parts=True),
+    Measure("worst", "worst case", LocalEnergy, 620, _worst, parts=True),
+    Measure("spectrum", "spectrum of the Hessian", Spectrum, 350, _spectrum, join=Spectrum.joined,
             uncertainty=_relative_trace),
-    Measure("slice", "slice of the loss", Slice, 150, _slice),
+    Measure("slice", "slice of the loss", Slice, 225, _slice),
     Measure("entropy", "free entropy", FreeEntropy, 300, _entropy),
 )  # fmt: skip
 

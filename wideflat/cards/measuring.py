@@ -96,7 +96,7 @@ def card(
     """
     network(model)
     if minutes is not None:
-        number("minutes", minutes, above=0)
+        number("minutes", minutes, 0, 1e6, above=0)
     if examples is not None:
         whole("examples", examples, 2)
     if against is not None and not isinstance(against, Card):
@@ -120,7 +120,8 @@ def compare_with(found: Card, other: Card) -> bool:
     try:
         found.comparison = found.compare(other).sentence
     except ValueError as error:
-        found.comparison = f"Not compared with {other.title}: {error}"
+        reason = str(error).replace("force=True", "card.compare(other, force=True)")
+        found.comparison = f"Not compared with {other.title}: {reason}"
         return False
     return True
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.measures import MEASURES, AtTheWeights
-from wideflat.cards.summary import amount, lines_of, reach
+from wideflat.cards.summary import amount, growth, lines_of, reach
 from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shift import ShiftProfile
@@ -21,7 +21,7 @@ from wideflat.report.page import Page
 if TYPE_CHECKING:
     from wideflat.cards.card import Card
 
-__all__ = ["page_of"]
+__all__ = ["page_of", "verdict"]
 
 
 def page_of(card: Card) -> str:
@@ -87,7 +87,7 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
         [
             name or "(the network itself)",
             profile.conventions["perturbed"],
-            amount(float(profile.mean[0]), float(profile.stderr[0]), metric),
+            growth(float(profile.mean[0]), float(profile.stderr[0]), metric),
             "█" * max(0, round(12 * float(profile.mean[0]) / height)) or "·",
         ]
         for name, profile in found.items()
@@ -108,10 +108,10 @@ def _shift(page: Page, results: dict[str, Any]) -> None:
             rows.append(
                 [
                     f"{position:g} bits" if kind == "quantize" else f"{100 * position:g} % pruned",
-                    amount(float(shift.mean[k]), float(shift.stderr[k]), metric),
+                    growth(float(shift.mean[k]), float(shift.stderr[k]), metric),
                     f"{shift.sigmas[k]:.2g}",
-                    amount(float(shift.noise_mean[k]), float(shift.noise_stderr[k]), metric),
-                    _verdict(shift, k),
+                    growth(float(shift.noise_mean[k]), float(shift.noise_stderr[k]), metric),
+                    verdict(shift, k),
                 ]
             )
     page.table(
@@ -121,10 +121,11 @@ def _shift(page: Page, results: dict[str, Any]) -> None:
     )
 
 
-def _verdict(shift: ShiftProfile, k: int) -> str:
+def verdict(shift: ShiftProfile, k: int) -> str:
+    """Whether a change does what noise of its length does, less or more, by two standard errors."""
     gap = float(shift.mean[k] - shift.noise_mean[k])
     bar = float(np.hypot(shift.stderr[k], shift.noise_stderr[k]))
-    if not np.isfinite(gap) or abs(gap) < 2 * bar:
+    if not np.isfinite(gap) or abs(gap) <= 2 * bar:
         return "as noise"
     return "better than noise" if gap < 0 else "worse than noise"
 
@@ -132,7 +133,10 @@ def _verdict(shift: ShiftProfile, k: int) -> str:
 def _worst(page: Page, results: dict[str, Any]) -> None:
     found: dict[str, LocalEnergy] = results["worst"]
     labels = {"l2": "worst of the l2 ball, at least", "linf": "worst of the box, at least", "average": "average"}
-    series = [Series(labels[name], p.sigmas, p.mean, p.stderr) for name, p in found.items()]
+    series = [  # a logarithmic axis has no place for an average that noise has put below 0
+        Series(labels[name], p.sigmas, np.where(p.mean > 0, p.mean, np.nan), np.where(p.mean > 0, p.stderr, 0.0))
+        for name, p in found.items()
+    ]
     c = found["l2"].conventions
     caption = (
         f"Largest loss that {c['steps']} steps of ascent{' and a restart' if c['restarts'] else ''} find within sigma "
@@ -156,12 +160,13 @@ def _spectrum(page: Page, results: dict[str, Any]) -> None:
     page.charts(Chart("spectrum", "Spectrum of the Hessian", "eigenvalue", "density", series, caption=caption,
                       y_scale="log"))  # fmt: skip
     rows = [
-        [f"eigenvalue {k + 1}", f"{value:.4g}", f"{bar:.1g}"]
+        [f"eigenvalue {k + 1}", f"{value:.4g}", f"± {bar:.1g}"]
         for k, (value, bar) in enumerate(zip(found.eigenvalues, found.residuals, strict=True))
     ]
-    rows.append(["trace", f"{found.trace:.4g}", f"{found.trace_stderr:.2g}"])
+    low, high = found.trace_interval
+    rows.append(["trace", f"{found.trace:.4g}", f"[{low:.3g}, {high:.3g}]"])
     page.table(["", "value", "error"], rows)
-    words = "The error of an eigenvalue is its residual; that of the trace is the standard error over probes."
+    words = "The error of an eigenvalue is its residual; of the trace there is the interval at 95 % over probes."
     page.paragraph(words, "quiet")
     for note in found.conventions.get("notes", []):
         page.paragraph(note, "quiet")

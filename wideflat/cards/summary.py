@@ -15,24 +15,47 @@ from wideflat.energy.shift import ShiftProfile
 from wideflat.energy.slices import Slice
 from wideflat.entropy.volumes import FreeEntropy
 
-__all__ = ["amount", "headline", "lines_of"]
-
-#: A rounded network is called harmed where its metric has grown by more than this, by two standard errors.
-HARMLESS = 0.01
+__all__ = ["amount", "growth", "headline", "lines_of", "reach"]
 
 
 def amount(value: float, stderr: float | None, metric: str) -> str:
     """A value with its error bar: the error in per cent, others as they are.
 
     Example:
-        >>> amount(0.0312, 0.0021, "error"), amount(1.5, None, "loss")
-        ('3.12 ± 0.21 %', '1.5')
+        >>> amount(0.03119, 0.0021, "error"), amount(1.5, None, "loss"), amount(1.9971, 0.0349, "loss")
+        ('3.12 ± 0.21 %', '1.5', '1.997 ± 0.035')
     """
-    if stderr is not None and abs(value) < 1e-4 * stderr:
-        value = 0.0  # rounding errors of a sum
-    if metric == "error":
-        return f"{100 * value:.3g}" + (f" ± {100 * stderr:.2g} %" if stderr is not None else " %")
-    return f"{value:.4g}" + (f" ± {stderr:.2g}" if stderr is not None else "")
+    return _in_units(value, stderr, (100.0, " %") if metric == "error" else (1.0, ""))
+
+
+def growth(value: float, stderr: float | None, metric: str) -> str:
+    """A difference with its error bar: that of an error in points, which are not per cent of it.
+
+    Example:
+        >>> growth(0.05, None, "error"), growth(0.054, 0.0031, "error"), growth(0.1, None, "loss")
+        ('5 points', '5.40 ± 0.31 points', '0.1')
+    """
+    return _in_units(value, stderr, (100.0, " points") if metric == "error" else (1.0, ""))
+
+
+def _in_units(value: float, stderr: float | None, units: tuple[float, str]) -> str:
+    factor, unit = units
+    if stderr is None:
+        return f"{factor * value:.4g}{unit}"
+    return f"{as_exact_as(factor * value, factor * stderr)} ± {factor * stderr:.2g}{unit}"
+
+
+def as_exact_as(value: float, bar: float) -> str:
+    """A number to the second digit of its error bar.
+
+    Example:
+        >>> as_exact_as(-0.01113, 0.14), as_exact_as(416.02, 3.0), as_exact_as(2.5, 0.0), as_exact_as(1e-9, 0.2)
+        ('-0.01', '416.0', '2.5', '0.00')
+    """
+    if not (math.isfinite(value) and math.isfinite(bar) and bar > 0) or abs(value) > 1e6 or bar < 1e-6:
+        return f"{value:.4g}"
+    digits = max(0, 1 - math.floor(math.log10(float(f"{bar:.2g}"))))
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def headline(results: dict[str, Any]) -> str:
@@ -50,7 +73,7 @@ def headline(results: dict[str, Any]) -> str:
     if profile is not None:
         k = len(profile.sigmas) // 2
         metric = profile.conventions.get("metric", "error")
-        grown = amount(float(profile.mean[k]), float(profile.stderr[k]), metric)
+        grown = growth(float(profile.mean[k]), float(profile.stderr[k]), metric)
         parts.append(f"{grown} more under relative noise of sigma = {profile.sigmas[k]:g}")
     shifts: dict[str, ShiftProfile] | None = results.get("shift")
     if shifts is not None:
@@ -61,16 +84,10 @@ def headline(results: dict[str, Any]) -> str:
 
 
 def _bits(found: ShiftProfile) -> str:
-    limit = HARMLESS * (1 if found.conventions.get("metric") == "error" else max(abs(found.baseline), 1e-12))
-    last = None
-    for k in np.argsort(-found.positions):
-        if not found.mean[k] - 2 * found.stderr[k] <= limit:
-            break
-        last = k
-    if last is None:
-        return f"harmed by rounding to {found.positions.max():g} bits"
-    bar = amount(float(found.mean[last]), float(found.stderr[last]), found.conventions.get("metric", "error"))
-    return f"no harm is seen from rounding down to {found.positions[last]:g} bits ({bar})"
+    """What rounding to 4 bits adds, or to what is nearest to that."""
+    k = int(np.argmin(np.abs(found.positions - 4)))
+    grown = growth(float(found.mean[k]), float(found.stderr[k]), found.conventions.get("metric", "error"))
+    return f"{grown} more when rounded to {found.positions[k]:g} bits"
 
 
 def lines_of(name: str, result: Any) -> list[str]:
@@ -88,7 +105,7 @@ def _at_w(found: AtTheWeights) -> list[str]:
 def _profile(found: LocalEnergy) -> list[str]:
     metric = found.conventions.get("metric", "error")
     rows = zip(found.sigmas, found.mean, found.stderr, strict=True)
-    lines = [f"sigma {s:g}: {amount(float(m), float(e), metric)}" for s, m, e in rows]
+    lines = [f"sigma {s:g}: {growth(float(m), float(e), metric)}" for s, m, e in rows]
     step = 0.05 if metric == "error" else 0.1
     return [*lines, reach(found, step), *([unmoved] if (unmoved := _unmoved(found)) else [])]
 
@@ -96,7 +113,7 @@ def _profile(found: LocalEnergy) -> list[str]:
 def reach(found: LocalEnergy, step: float) -> str:
     """Where a profile has grown by a step, in words."""
     metric = found.conventions.get("metric", "error")
-    words = f"{metric} grows by {amount(step, None, metric)}"
+    words = f"{metric} grows by {growth(step, None, metric)}"
     try:
         at = found.sigma_at(step)
     except ValueError as error:
@@ -115,7 +132,7 @@ def _layers(found: dict[str, LocalEnergy]) -> list[str]:
     order = sorted(found, key=lambda name: -found[name].mean[0])
     return [
         f"{name or '(the network itself)'}: "
-        f"{amount(float(found[name].mean[0]), float(found[name].stderr[0]), found[name].conventions['metric'])}"
+        f"{growth(float(found[name].mean[0]), float(found[name].stderr[0]), found[name].conventions['metric'])}"
         for name in order
     ]
 
@@ -138,8 +155,8 @@ def _shift(found: dict[str, ShiftProfile]) -> list[str]:
         metric = shift.conventions["metric"]
         for k, position in enumerate(shift.positions):
             what = f"{position:g} bits" if kind == "quantize" else f"{100 * position:g} % pruned"
-            here = amount(float(shift.mean[k]), float(shift.stderr[k]), metric)
-            noise = amount(float(shift.noise_mean[k]), float(shift.noise_stderr[k]), metric)
+            here = growth(float(shift.mean[k]), float(shift.stderr[k]), metric)
+            noise = growth(float(shift.noise_mean[k]), float(shift.noise_stderr[k]), metric)
             lines.append(f"{what}: {here} (noise of the same length, sigma {shift.sigmas[k]:.2g}: {noise})")
     return lines
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from torch import nn
 
 from wideflat.cards.card import Card
 from wideflat.cards.measuring import Interrupted, card, compare_with
 from wideflat.commands import UsageError
-from wideflat.commands.local_energy import load_weights, named_function
-from wideflat.training.flatness import augmentation_of_run, images_of_run
-from wideflat.training.runs import Run
+from wideflat.commands.given import from_checkpoint, named_function, run_at
+from wideflat.commands.results import result_file
+from wideflat.experiments.options import MaybeFloat, MaybeInt, MaybePath, MaybeText
+from wideflat.training.flatness import images_of_run, plain_images
 
 __all__ = ["Command"]
 
@@ -40,39 +40,43 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, or a checkpoint (with --build)."""
-    build: str | None = None
+    build: MaybeText = None
     """module:function that returns (model, data) or (model, data, options of wideflat.card) for a checkpoint, the model
     for a run of a network of your own. It is imported and called: only your own code."""
     quick: bool = False
     """Fewer examples, points and steps: about a quarter of the time."""
-    minutes: float | None = None
+    minutes: MaybeFloat = None
     """Time to spend; what is left after all measures goes to those whose error bars are largest."""
-    against: Path | None = None
+    against: MaybePath = None
     """Another card (.json or .html): say how this one compares."""
-    examples: int | None = None
+    examples: MaybeInt = None
     """Examples of the dear measures; the others see up to four times as many. By the cost of the network when left
     out."""
     title: str = ""
     """What to call it; the name of the run or file when left out."""
-    epoch: int | None = None
+    epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
-    data: Path | None = None
+    data: MaybePath = None
     """Of a run: folder with the data set; by default where the run found it."""
     device: str = "cpu"
     """Where to compute."""
     seed: int = 0
     """Of everything random."""
-    out: Path | None = None
-    """The page; card.html in the run, or beside the checkpoint, when left out. The numbers are in a .json beside it."""
+    out: MaybePath = None
+    """The page; card.html in the run, or beside the checkpoint, when left out (card-2.html if there is one). The
+    numbers are in a .json beside it."""
+    overwrite: bool = False
+    """Replace a card that is there already."""
     json: bool = False
     """Print the numbers as JSON instead of the text."""
 
     def run(self) -> int:
         """Measure, write, print; 1 if a comparison is refused, 130 after Ctrl-C."""
         other = None if self.against is None else Card.load(self.against)  # a missing file is found before the work
-        out = self.out or self._default_out()
-        if out.suffix.lower() != ".html":
-            raise UsageError(f"--out must be a page, NAME.html, got {out}")
+        if self.out is not None and self.out.suffix.lower() != ".html":
+            raise UsageError(f"--out must be a page, NAME.html, got {self.out}")
+        out = result_file(self.out, self._default_out(), self.overwrite)
+        result_file(out.with_suffix(".json"), out, self.overwrite)
         model, data, options = self._from_run() if self.build is None or self.path.is_dir() else self._from_checkpoint()
         settings: dict[str, Any] = {
             "title": self.title or self.path.resolve().name, "quick": self.quick, "minutes": self.minutes,
@@ -102,31 +106,15 @@ class Command:
 
     def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         """The network of a run and its training images, without random augmentation."""
-        if (self.path / "solutions.npz").exists() or self.path.suffix == ".npz":
-            raise UsageError(
-                f"{self.path} holds committee machines, which have no gradient: `wideflat local-energy` and "
-                "`wideflat local-entropy` measure these"
-            )
-        if self.path.is_file() and not (self.path.parent / "config.json").exists():
-            raise UsageError(
-                f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
-                "training data"
-            )
-        run = Run.open(self.path)
-        images = images_of_run(run, self.data)
-        pixels = images.train.images.permute(0, 2, 3, 1).contiguous()
-        plain = augmentation_of_run(run).evaluation()
-        inputs = plain(pixels, images.mean, images.std, torch.default_generator).to(self.device)
+        run = run_at(
+            self.path,
+            "which have no gradient: `wideflat local-energy` and `wideflat local-entropy` measure these",
+        )
+        inputs, targets = plain_images(run, images_of_run(run, self.data))
         build = None if self.build is None else named_function(self.build)
-        return run.load_model(self.epoch, self.device, build=build), (inputs, images.train.targets.to(self.device)), {}
+        data = inputs.to(self.device), targets.to(self.device)
+        return run.load_model(self.epoch, self.device, build=build), data, {}
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
-        built = named_function(self.build)()
-        if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
-            raise ValueError(
-                f"{self.build} must return (model, data) or (model, data, options of wideflat.card); got "
-                f"{type(built).__name__}"
-            )
-        load_weights(built[0], self.path)
-        return built[0].to(self.device), built[1], dict(built[2]) if len(built) == 3 else {}
+        return from_checkpoint(self.build, self.path, self.device, "wideflat.card")

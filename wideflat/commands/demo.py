@@ -25,8 +25,9 @@ NEXT = f"""\
 With your own network, one line changes; then ask how flat its minimum is:
   import torch, wideflat
   {ONE_LINE["Entropy-SGD"]}
-  profile = wideflat.local_energy(model, (inputs, targets), sigmas=torch.linspace(0, 0.5, 11))
-The README goes on from here; `wideflat reproduce fig1` computes a whole figure, `wideflat --help` lists the rest."""
+  profile = wideflat.local_energy(model, (inputs, targets), [0, 0.1, 0.3, 0.5])
+The README goes on from here; `wideflat reproduce fig1` computes a whole figure,
+`wideflat --help` lists the rest."""
 
 
 @dataclass
@@ -82,8 +83,6 @@ class Command:
         if list(demo.committee.folder.glob("*.csv")):
             print()
             demo.committee.comparison().print("The committee machine")
-            print()
-            _say(demo.committee.finding())
         print()
         print(NEXT)
         print()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Comparison, Experiment
 from wideflat.experiments.statistics import Shown, mean_and_spread, number, share
 from wideflat.experiments.table import Table
-from wideflat.files import names_in_npz
+from wideflat.files import names_in_npz, read_json
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
@@ -101,7 +100,10 @@ def _attempt(reader: Any, path: Path, label: str, found: Findings) -> None:
 
 
 def _read_run(path: Path, label: str, found: Findings) -> None:
-    found.runs[label] = Run.open(path)
+    run = Run.open(path)
+    for part in {"experiment", "options", "data"} & run.config.keys():
+        run.part(part)  # what it has, it has rightly
+    found.runs[label] = run
 
 
 def _read_arrays(path: Path, label: str, found: Findings) -> None:
@@ -114,7 +116,7 @@ def _read_arrays(path: Path, label: str, found: Findings) -> None:
 
 
 def _read_profile(path: Path, label: str, found: Findings) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path, "JSON document", lambda found: found)
     if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
         found.energies[label.removesuffix(".json")] = LocalEnergy.load(path)
     elif isinstance(content, dict) and content.get("kind") == FreeEntropy.KIND:

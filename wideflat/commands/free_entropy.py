@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal
 import tyro
 from torch import nn
 
-from wideflat.commands.local_energy import load_weights, named_function
+from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
 from wideflat.entropy import FreeEntropy
 from wideflat.entropy.free_entropy import Interrupted, free_entropy
 from wideflat.files import atomic_write
 from wideflat.training.flatness import images_of_run, plain_images
-from wideflat.training.runs import Run
 
 __all__ = ["Command"]
 
@@ -148,36 +147,16 @@ class Command:
 
     def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         """The network of a run and its training images, without random augmentation."""
-        if (self.path / "solutions.npz").exists() or self.path.suffix == ".npz":
-            raise ValueError(
-                f"{self.path} holds committee machines, whose outputs are signs without a gradient; "
-                "`wideflat local-entropy` measures these"
-            )
-        if self.path.is_file() and not (self.path.parent / "config.json").exists():
-            raise ValueError(
-                f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
-                "training data"
-            )
-        run = Run.open(self.path)
+        run = run_at(self.path, "whose outputs are signs without a gradient; `wideflat local-entropy` measures these")
         inputs, targets = plain_images(run, images_of_run(run, self.data))
         subset = min(len(inputs), self.subset or 1000)
-        model = run.load_model(
-            self.epoch, self.device, build=None if self.build is None else named_function(self.build)
-        )
-        return model, (inputs, targets), {"subset": subset}
+        build = None if self.build is None else named_function(self.build)
+        return run.load_model(self.epoch, self.device, build=build), (inputs, targets), {"subset": subset}
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
-        built = named_function(self.build)()
-        if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
-            raise ValueError(
-                f"{self.build} must return (model, data) or (model, data, options of wideflat.free_entropy); got "
-                f"{type(built).__name__}"
-            )
-        model, data = built[:2]
-        load_weights(model, self.path)
-        options = {"subset": self.subset, **(built[2] if len(built) == 3 else {})}
-        return model.to(self.device), data, options
+        model, data, options = from_checkpoint(self.build, self.path, self.device, "wideflat.free_entropy")
+        return model, data, {"subset": self.subset, **options}
 
 
 def drawn(found: FreeEntropy, width: int = 40) -> list[str]:

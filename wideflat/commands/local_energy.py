@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import json as json_module
-import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 import tyro
-from torch import Tensor, nn
+from torch import nn
 
+from wideflat.checks import real_tensor
 from wideflat.commands import UsageError
+from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
 from wideflat.energy.committees import committee_profile
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
 from wideflat.energy.series import layer_profiles
 from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
-from wideflat.files import read_npz
+from wideflat.files import naming, read_npz
 
-__all__ = ["Command", "load_weights", "named_function"]
+__all__ = ["Command"]
 
 
 @dataclass
@@ -161,94 +159,23 @@ class Command:
 
     def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         from wideflat.training.flatness import images_of_run, measurable
-        from wideflat.training.runs import Run
 
-        if self.path.is_file() and not (self.path.parent / "config.json").exists():
-            raise UsageError(
-                f"{self.path} is a checkpoint: give --build module:function, a function that returns the model and its "
-                "training data"
-            )
-        run = Run.open(self.path)
+        run = run_at(self.path)
         build = None if self.build is None else named_function(self.build)
         images = images_of_run(run, self.data)
         return measurable(run, images, self.epoch, self.device, augment=self.augment, build=build)
 
     def _from_checkpoint(self) -> tuple[nn.Module, Any, dict[str, Any]]:
         assert self.build is not None
-        built = named_function(self.build)()
-        if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], nn.Module):
-            raise ValueError(
-                f"{self.build} must return (model, data) or (model, data, options of wideflat.local_energy); got "
-                f"{type(built).__name__}"
-            )
-        model, data = built[:2]
-        load_weights(model, self.path)
-        return model.to(self.device), data, dict(built[2]) if len(built) == 3 else {}
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint into ``model`` without executing anything that is in it.
-
-    Args:
-        model: The network.
-        path: A ``.safetensors`` file, or a state dictionary that ``torch.save`` wrote, also one that is an entry
-            ``state_dict``, ``model_state_dict`` or ``model`` of a larger dictionary. Prefixes that wrappers add to the
-            names (``module.``, ``_orig_mod.``) are taken off.
-    """
-    state = _read_checkpoint(path)
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no state dictionary of tensors; save the model's state_dict()")
-    for prefix in ("module.", "_orig_mod."):
-        if state and all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not fit the model: {error}") from None
-
-
-def _read_checkpoint(path: Path) -> Any:
-    """What is in a checkpoint; never anything but tensors and plain values."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no checkpoint {path}") from None
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint of tensors: {str(error).splitlines()[0]} "
-            "(files that contain other objects are not loaded; save the model's state_dict())"
-        ) from None
+        return from_checkpoint(self.build, self.path, self.device, "wideflat.local_energy")
 
 
 def _committees_in(path: Path, sigmas: tuple[float, ...]) -> LocalEnergy:
     """The exact profile of the committee machines in an .npz file: mean over solutions, with its standard error."""
     arrays = read_npz(path, "weights", "inputs", "targets")
-    weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
-    return committee_profile(weights, inputs, targets, sigmas)
-
-
-def named_function(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names, looked for in the current folder too."""
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise UsageError(f"--build must be module:function, got {name!r}")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"--build {name}: {error}. Modules are looked for in the current folder too") from None
-    finally:
-        sys.path.remove(os.getcwd())
-    if not callable(found):
-        raise UsageError(f"--build {name}: module {module} has no function {function}")
-    return found
+    with naming(path):
+        weights, inputs, targets = (real_tensor(name, arrays[name]) for name in ("weights", "inputs", "targets"))
+        return committee_profile(weights, inputs, targets, sigmas)
 
 
 def _draw(profiles: dict[str, LocalEnergy], path: Path) -> None:

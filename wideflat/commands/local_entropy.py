@@ -12,12 +12,13 @@ import numpy as np
 import torch
 import tyro
 
+from wideflat.checks import real_tensor
 from wideflat.commands import UsageError
 from wideflat.commands.results import result_file
 from wideflat.entropy import METHODS, LocalEntropy
 from wideflat.entropy.measure import Interrupted, local_entropy
 from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
-from wideflat.files import atomic_write, read_npz
+from wideflat.files import atomic_write, missing, naming, read_npz
 
 __all__ = ["Command", "read_solutions"]
 
@@ -77,7 +78,8 @@ class Command:
         if self.first is not None and weights.dim() == 3:
             weights = weights[: self.first]
         out = result_file(self.out, source.with_name("local_entropy.npz"), self.overwrite)
-        curve, code = self._compute(weights, inputs, targets)
+        with naming(source):
+            curve, code = self._compute(weights, inputs, targets)
         if code:  # a whole result that is there already stays
             out = out.with_suffix(".interrupted.npz")
         curve.save(out)
@@ -126,10 +128,11 @@ def read_solutions(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         arrays = read_npz(path, "weights", "inputs", "targets")
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"there is no {path}; expected a run directory of `wideflat train committee-...` or an .npz file"
+            f"{missing(path)}; expected a run directory of `wideflat train committee-...` or an .npz file"
         ) from None
-    weights, inputs, targets = (torch.from_numpy(arrays[name]) for name in ("weights", "inputs", "targets"))
-    return weights, inputs, targets
+    with naming(path):
+        weights, inputs, targets = (real_tensor(name, arrays[name]) for name in ("weights", "inputs", "targets"))
+        return weights, inputs, targets
 
 
 def _print(curve: LocalEntropy, source: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, preset
+from wideflat.commands import UsageError
+from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, nearest, preset
 
 
 @dataclasses.dataclass
@@ -43,6 +44,8 @@ class Command:
         if self.name is None and not self.json:
             print(_overview(committee))
             return 0
+        if self.name is not None and self.name not in PRESETS:
+            raise UsageError(f"there is no preset {self.name!r}. {nearest(self.name, [*PRESETS, *committee])}")
         rows = list(PRESETS) if self.name is None else [self.name]
         columns = COLUMNS if self.algorithm is None else (self.algorithm,)
         cells = {row: {column: preset(row, column, self.as_coded) for column in columns} for row in rows}

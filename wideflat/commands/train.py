@@ -16,9 +16,10 @@ import tyro
 from wideflat import data as data_sets
 from wideflat.algorithms import ALGORITHMS, having
 from wideflat.commands import UsageError, usage
-from wideflat.commands.local_energy import named_function
+from wideflat.commands.given import named_function
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
+from wideflat.committee.settings import Setting
 from wideflat.data.own import is_own, load_own
 from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
 from wideflat.interruption import Interrupted
@@ -59,6 +60,10 @@ CHANGES = (
     "pixel_mean",
     "pixel_std",
 )
+
+
+#: What `--set` can change of the committee machine.
+_SETTING_NAMES = {field.name for field in dataclasses.fields(Setting)}
 
 
 def one_of(words: str) -> Any:
@@ -325,8 +330,10 @@ class Command:
             unused = unused or ["algorithm"]
         if unused:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            known = [f"{name}={getattr(self, name)}" for name in unused if name in _SETTING_NAMES]
+            do = f": write --set {' '.join(known)}" if known else ""
             raise UsageError(
-                f"{names} is not for the committee machine: its settings are `wideflat presets {self.preset}`"
+                f"{names} is not for the committee machine{do}; its settings are `wideflat presets {self.preset}`"
             )
         return train_committee(
             self.preset, self.seed, self.restarts, self.draw, self.patterns, self.set, self._out, self._say, self.json

@@ -16,7 +16,7 @@ from torch import Tensor
 from wideflat.committee import archive
 from wideflat.committee.machine import CommitteeMachine
 from wideflat.committee.settings import Setting
-from wideflat.notebook import Result, new_axes
+from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Solutions"]
 
@@ -128,7 +128,7 @@ class Solutions(Result):
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the test errors of the restarts against their epochs; returns the axes of matplotlib."""
-        ax = new_axes() if ax is None else ax
+        ax = axes_or_new(ax)
         ax.plot(self.epochs, 100 * np.array(self.test_error), "o", label=label or self.name, **style)
         ax.set_xlabel("epochs")
         ax.set_ylabel("test error (%)")

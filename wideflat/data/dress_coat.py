@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wideflat.data.bitmaps import unpack
 from wideflat.data.patterns import Patterns
 
 __all__ = ["COUNTS", "FILE", "SHA256", "images", "load"]
 
-#: The embedded images, 98 bytes each, made by ``tools/make_dress_coat.py``.
+#: The embedded images, made by ``tools/make_dress_coat.py``: words of ``data.bitmaps``, then a byte for each image.
 FILE = Path(__file__).with_name("dress_coat.npy")
-SHA256 = "104fccf11797367bed98ba4209549e8a7f3b51551e621e30ad3cf5dbef22e664"
+SHA256 = "030fe8f60a79769a43fac373f777651887b09e450827c405e7296ffab75fc944"
 
 #: How many images there are of (Dress, Coat).
 COUNTS = {"train": (344, 3583), "test": (74, 603)}
@@ -78,8 +79,11 @@ def images() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256:
         raise RuntimeError(f"{FILE.name} is damaged (SHA-256 {digest}, expected {SHA256}): install the package again")
-    rows = np.load(FILE, allow_pickle=False)
-    signs = 2 * np.unpackbits(rows[:, 1:], axis=1).astype(np.int8) - 1
-    targets = 2 * (rows[:, 0] & 1).astype(np.int8) - 1
-    test = rows[:, 0] >> 1 == 1
+    words = np.load(FILE, allow_pickle=False)
+    bits = unpack(words)
+    tail = words[len(words) - (len(bits) + 1) // 2 :]
+    flags = tail.astype("<u2").view(np.uint8)[: len(bits)]  # bit 0: a Dress, bit 1: for testing
+    signs = 2 * bits.reshape(len(bits), -1).astype(np.int8) - 1
+    targets = 2 * (flags & 1).astype(np.int8) - 1
+    test = flags >> 1 == 1
     return signs[~test], targets[~test], signs[test], targets[test]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wideflat.data.operations import GEOMETRIC, OPERATIONS, affine, affine_matrix, cut
+from wideflat.kernels.float64 import has_float64
 
 __all__ = ["Policy", "Step", "autoaugment_cifar10", "fast_autoaugment_imagenet", "policy"]
 
@@ -69,7 +70,7 @@ class Policy:
             generator: On the CPU; all random numbers come from it, and always the same number of them.
             fill: The mean colour; grey by default.
         """
-        if pixels.device.type == "mps":  # has no float64, which the operations need to agree with Pillow
+        if not has_float64(pixels.device):  # has no float64, which the operations need to agree with Pillow
             return self(pixels.cpu(), generator, fill).to(pixels.device)
         n, size, channels = len(pixels), pixels.shape[1], pixels.shape[-1]
         mean = [128] * channels if fill is None else list(fill)

@@ -412,6 +412,8 @@ class ElasticReplicas:
         """Nothing: a meeting that may fail is not started early."""
         return False
 
+    send = prefetch
+
     def check(self) -> None:
         """Nothing: `join` has met the others."""
 

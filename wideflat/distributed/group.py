@@ -64,6 +64,9 @@ class ReplicaGroup(Protocol):
     def prefetch(self, *members: list[Tensor]) -> bool:
         """Start on the means of these tensors, if that takes long; says whether it did."""
 
+    def send(self, *members: list[Tensor]) -> bool:
+        """The same for any tensors, which stay as they are until `blocks` is asked for them."""
+
     def check(self) -> None:
         """Called before each attraction: refuse to go on where the replicas are not what they should be."""
 
@@ -120,6 +123,8 @@ class InProcess:
     def prefetch(self, *members: list[Tensor]) -> bool:
         """Nothing: the mean is quick to find."""
         return False
+
+    send = prefetch
 
     def check(self) -> None:
         """Nothing: whoever made them has looked."""

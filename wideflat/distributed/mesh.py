@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from wideflat.distributed.group import Block, square_distance
+from wideflat.distributed.threads import leave_in_peace
 from wideflat.kernels.flat_blocks import cache_blocks, is_dense
 from wideflat.kernels.shards import local, norm, sharding, total
 from wideflat.seeds import derive_seed
@@ -140,6 +141,7 @@ class MeshReplicas:
                 'mesh must be a one-dimensional DeviceMesh with one replica on each of its ranks, mesh["replica"]; got '
                 + (f"one with the dimensions {mesh.mesh_dim_names}" if isinstance(mesh, DeviceMesh) else f"{mesh!r}")
             )
+        leave_in_peace()
         self.mesh = mesh
         self.group = mesh.get_group()
         self.num_replicas = mesh.size()
@@ -190,10 +192,14 @@ class MeshReplicas:
             works.append(dist.all_reduce(flat, group=self.group, async_op=True))
         return buckets, works
 
-    @torch.no_grad()
     def prefetch(self, *members: list[Tensor]) -> bool:
         """Start the all-reduce of the weights of this rank; `blocks` will wait for it."""
-        if self._prefetched is not None or not self._known_apart:  # the first attraction looks at the replicas before
+        return self._known_apart and self.send(*members)  # the first attraction looks at the replicas before
+
+    @torch.no_grad()
+    def send(self, *members: list[Tensor]) -> bool:
+        """Start the all-reduce of any tensors of this rank; `blocks` will wait for it."""
+        if self._prefetched is not None:
             return False
         w = [local(tensor) for tensor in members[0]]
         self._prefetched = (w, [tensor._version for tensor in w], *self._start(w))

@@ -47,7 +47,7 @@ def whole_network(model: nn.Module) -> nn.Module:
         module.reshard()
     if not sharded and not any(is_sharded(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return model
-    warn_off_center(model, stacklevel=3)
+    warn_off_center(model.parameters())
     model = getattr(model, "_orig_mod", model)  # compiled: the machinery is compiled into it
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):

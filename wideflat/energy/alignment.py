@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from wideflat.energy.assignment import assignment
 from wideflat.energy.hidden_units import Axis, Units, hidden_units
+from wideflat.kernels.float64 import doubled
 
 __all__ = ["aligned"]
 
@@ -73,7 +74,7 @@ def aligned(model: nn.Module, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _nearness(ours: dict[str, Tensor], theirs: dict[str, Tensor], weights: set[str]) -> float:
     """<w, w'>: the larger, the nearer, as permutations leave lengths alone."""
-    return sum(float((ours[name].double() * theirs[name].to(ours[name]).double()).sum()) for name in weights)
+    return sum(float((doubled(ours[name]) * doubled(theirs[name].to(ours[name]))).sum()) for name in weights)
 
 
 def _best(ours: dict[str, Tensor], theirs: dict[str, Tensor], units: Units, axes: list[Axis]) -> np.ndarray:
@@ -82,7 +83,7 @@ def _best(ours: dict[str, Tensor], theirs: dict[str, Tensor], units: Units, axes
     gain = torch.zeros(units.size, units.size, dtype=torch.float64)
     for axis in axes:
         a, b = (
-            state[axis.name].double().cpu().movedim(axis.axis, 0).reshape(units.size, -1) for state in (ours, theirs)
+            state[axis.name].cpu().double().movedim(axis.axis, 0).reshape(units.size, -1) for state in (ours, theirs)
         )
         gain += a @ b.T
     found = assignment(gain.numpy())

@@ -22,6 +22,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from wideflat.kernels.float64 import doubled
+
 __all__ = ["BALLS", "Ball", "Climbed", "checkpoints", "climb"]
 
 #: The balls that there are.
@@ -142,4 +144,4 @@ def checkpoints(steps: int) -> list[int]:
 
 
 def _length(vector: Tensor) -> float:
-    return float(vector.double().norm())
+    return float(doubled(vector).norm())

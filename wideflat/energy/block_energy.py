@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from wideflat.energy.blocks import Block, cloned, repeated, seed_everything
+from wideflat.energy.first_layer import FirstLayer
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.request import Plan
-from wideflat.energy.shared_noise import FirstLayer, SharedNoise
+from wideflat.energy.shared_noise import SharedNoise
 from wideflat.energy.uses import Unforeseen
 from wideflat.seeds import derive_seed
 
@@ -81,7 +82,7 @@ class BlockEnergy:
             self.shared = SharedNoise(network, names, scales=plan.scales.factors)
             linear = self.example is None and self.common and network is evaluation.model
             if linear and not (self._calibration or plan.behaviour.writes):
-                self.first_layer = FirstLayer(self.shared)
+                self.first_layer = FirstLayer(network, self.shared.originals(), [self.shared.directions()])
 
     def take_plain_path(self) -> None:
         """Perturb the weights in place and evaluate the network as it is, from here on.
@@ -145,7 +146,7 @@ class BlockEnergy:
             kept = _Kept(repeated(single, tiles), {})
         before = _versions(kept.batch)
         known = self.baselines.setdefault(j, [])
-        if not (known and self._fixed and self.plan.blocks.indexed):
+        if not (known and self._fixed and self.plan.blocks.fixed and self.plan.blocks.indexed):
             known.append(float(self._at(single, block.size, 0.0, number, j).mean()))
             self.sizes[j] = evaluation.counted
         place = (number,) if self.plan.noise == "pass" else (number, j)
@@ -203,7 +204,7 @@ class BlockEnergy:
             self.example.apply(sigma, fresh=not self.common)
             layer = self.example
         elif self.first_layer is not None and sigma:
-            self.first_layer.apply(sigma)
+            self.first_layer.at(sigma)
             layer = self.first_layer
         if self.plan.behaviour.writes:
             batch = cloned(batch)

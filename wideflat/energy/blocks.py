@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
+from wideflat.checks import whole
 from wideflat.seeds import derive_seed
 
 __all__ = ["Block", "Blocks"]
+
+
+#: Values of a tensor, evenly over it, by which data are recognised.
+FINGERPRINT = 2**16
 
 
 @dataclass
@@ -99,16 +105,15 @@ class Blocks:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
         self.indexed = not isinstance(self._batches, Iterable) or isinstance(self._batches, (list, tuple))
         if self._batches is None:
-            if batch_size < 1:
-                raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+            whole("batch_size", batch_size, 1)
             self.count = -(-total // batch_size)
             generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
             order = torch.arange(total) if in_order else torch.randperm(total, generator=generator)
             self._parts = order.tensor_split(self.count)
             self.examples = total
-        #: Whether every pass sees exactly the same numbers; an iterable that changes them is found out in the second.
+        #: Whether every pass sees exactly the same numbers; data that change them are found out in the second.
         self.fixed = augment is None
-        self._sums: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
 
     @property
     def in_memory(self) -> bool:
@@ -170,6 +175,7 @@ class Blocks:
                 batch = self._batches[j]
             else:
                 batch = default_collate([self._dataset[i] for i in self._parts[j].tolist()])
+            self._compare(j, batch)
             yield self._finish(j, batch, number)
 
     def _visit_iterable(self, number: int, mine: Callable[[int], bool]) -> Generator[Block, None, None]:
@@ -181,9 +187,7 @@ class Blocks:
         j = -1
         try:
             for j, batch in enumerate(self._batches):
-                total = _fingerprint(batch)
-                if self._sums.setdefault(j, total) != total:
-                    self.fixed = False
+                self._compare(j, batch)
                 if mine(j):
                     yield self._finish(j, batch, number)
         finally:
@@ -196,6 +200,12 @@ class Blocks:
         elif self.count != j + 1:
             raise ValueError(f"data gave {self.count} batches in the first pass and {j + 1} in pass {number + 1}")
 
+    def _compare(self, j: int, batch: Any) -> None:
+        """Find out data that differ from pass to pass: an augmentation with random numbers that cannot be seeded."""
+        found = _fingerprint(batch)
+        if self._seen.setdefault(j, found) != found:
+            self.fixed = False
+
     def _finish(self, j: int, batch: Any, number: int) -> Block:
         batch = as_tensors(batch)
         if self._augment is not None:
@@ -206,10 +216,14 @@ class Blocks:
 
 
 def batch_length(batch: Any) -> int:
-    """Number of examples of a batch: the length of its first tensor."""
-    for leaf in tree_leaves(batch):
+    """Number of examples of a batch: the length of its targets, else of its first tensor.
+
+    Inputs may have another axis first (time, or all steps of a packed sequence).
+    """
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor)
+    for leaf in [*([batch[1]] if pair else ()), *tree_leaves(batch)]:
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
+            return leaf.size(0)
     raise TypeError(f"a batch must contain a tensor whose first axis counts the examples; got {type(batch).__name__}")
 
 
@@ -256,7 +270,7 @@ def chosen(batch: Any, examples: Sequence[int], size: int) -> Any:
     """The given examples of a batch of ``size``, in this order."""
 
     def pick(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != size:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.size(0) != size:
             return leaf
         return leaf[torch.tensor(examples, device=leaf.device)]
 
@@ -277,6 +291,21 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
+def random_state(device: torch.device) -> tuple[Any, ...]:
+    """The random states of torch, NumPy, Python and the device."""
+    own = torch.get_device_module(device).get_rng_state(device) if device.type in ("cuda", "xpu") else None
+    return torch.get_rng_state(), np.random.get_state(), random.getstate(), device, own  # noqa: NPY002
+
+
+def restore_random_state(state: tuple[Any, ...]) -> None:
+    """Random states as they were."""
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002
+    random.setstate(state[2])
+    if state[4] is not None:
+        torch.get_device_module(state[3]).set_rng_state(state[4], state[3])
+
+
 def _in_memory(data: Any) -> bool:
     """Whether ``data`` is tensors with one common first axis, and not batches."""
     if isinstance(data, (Tensor, np.ndarray)):
@@ -290,6 +319,12 @@ def _in_memory(data: Any) -> bool:
     else:
         return False
     tensors = bool(leaves) and all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in leaves)
+    for leaf in leaves if tensors else ():
+        if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
+            raise TypeError(
+                f"data in memory must be dense tensors, which can be cut into batches; got one of layout {leaf.layout}."
+                " Give them as batches, a list of (inputs, targets) or a DataLoader, or .to_dense()"
+            )
     if tensors and len({len(leaf) for leaf in leaves}) != 1:
         raise ValueError(f"tensors in memory must have the same length, got {[tuple(leaf.shape) for leaf in leaves]}")
     return tensors
@@ -305,6 +340,12 @@ def _several_inputs(data: Any) -> bool:
     )
 
 
-def _fingerprint(batch: Any) -> float:
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.numel()]
-    return sum(float(leaf.flatten()[:4096].double().sum()) for leaf in leaves[:2])
+def _fingerprint(batch: Any) -> int:
+    """A number that another batch, or the same in another order, does not have, from some of its values."""
+    found = 0
+    for leaf in tree_leaves(as_tensors(batch)):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested and leaf.numel():
+            flat = leaf.detach().flatten()
+            some = flat[:: -(-len(flat) // FINGERPRINT)].cpu().contiguous()
+            found = zlib.crc32(some.view(torch.uint8).numpy().tobytes(), found)
+    return found

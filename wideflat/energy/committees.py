@@ -81,6 +81,11 @@ def committee_profile(
         >>> profile.mean.round(4).tolist(), profile.stderr.tolist(), profile.baseline
         ([0.1587], [0.0], 0.0)
     """
+    if weights.dim() < 2 or 0 in weights.shape:
+        raise ValueError(f"weights must have the shape (..., H, N), got {tuple(weights.shape)}")
+    for name, tensor in (("weights", weights), ("inputs", inputs), ("targets", targets)):
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} has values that are not finite; drop or repair them first")
     weights = weights.reshape(-1, *weights.shape[-2:])
     values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
     count, sigma = len(values), check_sigmas(sigmas)

@@ -21,22 +21,21 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.distributed.whole import whole_network
-from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.checks.records import array
+from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.hessian import Hessian
 from wideflat.energy.lanczos import lanczos
-from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
-from wideflat.energy.request import whole_passes
+from wideflat.energy.opening import opened
+from wideflat.energy.profile import LocalEnergy, check_sigmas
 from wideflat.energy.scales import Scale, Scales
-from wideflat.energy.selection import Selection, select_parameters
-from wideflat.files import atomic_write
+from wideflat.energy.selection import Selection
+from wideflat.files import atomic_write, read_json
 from wideflat.progress import Progress
 from wideflat.seeds import as_seed
 
@@ -82,15 +81,12 @@ class Curvature:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Curvature:
         """Read what :meth:`save` wrote."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+
+        def made(content: dict[str, Any]) -> Curvature:
             content.pop("format")
-            content["eigenvalues"], content["residuals"] = (
-                np.array(content[name], dtype=float) for name in ("eigenvalues", "residuals")
-            )
-            return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a whole curvature file: {error}") from None
+            return cls(**{**content, **{name: array(name, content[name]) for name in ("eigenvalues", "residuals")}})
+
+        return read_json(path, "curvature file", made)
 
     def __str__(self) -> str:
         values = ", ".join(f"{value:.4g}" for value in self.eigenvalues)
@@ -155,14 +151,11 @@ def curvature(
         raise ValueError("top and probes must be not both 0: there is nothing to compute")
     if isinstance(metric, str) and metric == "error":
         raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
-    if batch_norm not in ("eval", "batch"):
-        raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
-    model = whole_network(model)
-    evaluation = Evaluation(model, metric, batch_norm, forward)
-    names, words = select_parameters(model, parameters)
-    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
-    hessian = Hessian(evaluation, blocks, names)
-    scales = Scales(model, names, scale)
+    begun = opened(
+        model, data, metric, parameters, batch_norm=batch_norm, forward=forward, batch_size=batch_size, seed=seed
+    )
+    evaluation, hessian = begun.evaluation, Hessian(begun.evaluation, begun.blocks, begun.names)
+    scales = Scales(begun.model, begun.names, scale)
     a = scales.flat()
     generator = torch.Generator().manual_seed(as_seed(seed))
 
@@ -180,19 +173,12 @@ def curvature(
         trace,
         stderr,
         baseline,
-        conventions(
+        begun.conventions(
             "curvature",
-            metric=evaluation.metric_name,
-            meaning=evaluation.meaning,
             scale=scales.name,
             unmoved=scales.unmoved,
-            batch_norm=batch_norm if evaluation.norms else None,
-            batch_size=batch_size if evaluation.norms and batch_norm == "batch" else None,
-            parameters=words,
             perturbed=scales.size,
-            architecture=architecture(model),
             examples=hessian.examples,
-            seed=seed,
             notes=hessian.notes,
         ),
     )

@@ -10,13 +10,14 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from wideflat.files import atomic_write
+from wideflat.checks import instance, number, numbers_of
+from wideflat.checks.records import array, reading
+from wideflat.files import atomic_write, read_json
 
 __all__ = ["Density", "Spectrum"]
 
@@ -75,6 +76,30 @@ class Spectrum:
         mean, variance = self._moments(function(self.nodes))
         return float(mean), math.sqrt(variance)
 
+    def interval(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        """The interval of :meth:`mean` at 95 % over probes.
+
+        Where a few eigenvalues make up most of a mean, probes that miss them have a small mean *and* a small standard
+        error: two standard errors are then too little. This interval is that of the density, for the positive and for
+        the negative part of f, and of their difference (each end by the root of the sum of squares of both).
+
+        Args:
+            function: The f, of arrays.
+        """
+        values = function(self.nodes)
+        up, down = (self._interval(np.maximum(part, 0.0)[None]) for part in (values, -values))
+        center = up.mean - down.mean
+        lower = center - np.hypot(up.mean - up.lower, down.upper - down.mean)
+        upper = center + np.hypot(up.upper - up.mean, down.mean - down.lower)
+        return float(lower[0]), float(upper[0])
+
+    def _interval(self, values: np.ndarray, points: np.ndarray | None = None, width: float = 0.0) -> Density:
+        """The mean over eigenvalues of what is not negative at the nodes (last two axes), with its interval."""
+        mean, variance = self._moments(values)
+        second = (values**2 * self.weights).sum(-1).mean(-1)
+        lower, upper = (self._end(share, mean, second) for share in (0.975, 0.025))
+        return Density(np.zeros(0) if points is None else points, mean, np.sqrt(variance), lower, upper, width)
+
     def _moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean of values at the nodes (last two axes) over eigenvalues, and the variance of it over probes."""
         first, second = ((values**power * self.weights).sum(-1).mean(-1) for power in (1, 2))
@@ -89,6 +114,12 @@ class Spectrum:
     def trace_stderr(self) -> float:
         """Standard error of the trace over probes."""
         return self.size * self.mean(lambda x: x)[1]
+
+    @property
+    def trace_interval(self) -> tuple[float, float]:
+        """The interval of the trace at 95 % over probes; see :meth:`interval`."""
+        lower, upper = self.interval(lambda x: x)
+        return self.size * lower, self.size * upper
 
     @property
     def extent(self) -> tuple[float, float]:
@@ -106,14 +137,11 @@ class Spectrum:
         low, high = self.extent
         if width is None:
             width = (high - low) / self.nodes.shape[1] or max(abs(high), 1.0) * 1e-3
-        if not width > 0:
-            raise ValueError(f"width must be positive, got {width}")
-        where = np.linspace(low - 3 * width, high + 3 * width, 201) if points is None else np.asarray(points, float)
+        width = number("width", width, above=0)
+        spread = np.linspace(low - 3 * width, high + 3 * width, 201)
+        where = spread if points is None else np.array(numbers_of("points", points))
         bell = np.exp(-0.5 * ((where[:, None, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
-        mean, variance = self._moments(bell)
-        second = (bell**2 * self.weights).sum(-1).mean(-1)
-        lower, upper = (self._end(share, mean, second) for share in (0.975, 0.025))
-        return Density(where, mean, np.sqrt(variance), lower, upper, float(width))
+        return self._interval(bell, where, float(width))
 
     def _end(self, share: float, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
         """The m_1 of which the mean that was seen is this quantile, by bisection of its logarithm."""
@@ -132,6 +160,7 @@ class Spectrum:
 
     def joined(self, other: Spectrum) -> Spectrum:
         """This one with the probes of another of the same matrix, from another seed."""
+        instance("other", other, Spectrum)
         ours, theirs = ({**s.conventions, "seed": None, "probes": None} for s in (self, other))
         if ours != theirs or self.size != other.size:
             raise ValueError("only spectra of the same matrix can be joined: their conventions differ")
@@ -156,13 +185,11 @@ class Spectrum:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Spectrum:
         """The inverse of :meth:`to_dict`."""
-        content = dict(content)
-        if content.pop("format", None) != 1:
-            raise ValueError("expected a spectrum of format 1")
-        try:
-            return cls(**{**content, **{name: np.array(content[name], dtype=float) for name in cls._ARRAYS}})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a part is missing or damaged ({error})") from None
+        with reading("spectrum"):
+            content = dict(content)
+            if content.pop("format", None) != 1:
+                raise ValueError("expected a spectrum of format 1")
+            return cls(**{**content, **{name: array(name, content[name]) for name in cls._ARRAYS}})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
@@ -173,10 +200,7 @@ class Spectrum:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
         """Read what :meth:`save` wrote."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is not a whole spectrum: {error}") from None
+        return read_json(path, "spectrum", cls.from_dict)
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the density over eigenvalues, logarithmically, with its interval; returns the axes of matplotlib."""
@@ -215,8 +239,8 @@ class Spectrum:
         return "\n".join(
             [
                 f"largest eigenvalues {top}",
-                f"trace {self.trace:.4g} +- {self.trace_stderr:.2g} over {self.size} weights, nodes from {low:.4g} to "
-                f"{high:.4g}",
+                f"trace {self.trace:.4g} [{self.trace_interval[0]:.3g}, {self.trace_interval[1]:.3g}] over {self.size} "
+                f"weights, nodes from {low:.4g} to {high:.4g}",
                 f"loss {self.baseline:.4g}",
                 self.about(),
             ]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,11 +15,14 @@ from torch.utils._pytree import tree_map
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.centered import warn_off_center
 from wideflat.checks import network
-from wideflat.energy.blocks import to_device
+from wideflat.energy.blocks import random_state, restore_random_state, to_device
 from wideflat.energy.folding import FoldedNetwork
+from wideflat.energy.inputs import InputForm
 from wideflat.energy.labelled import LabelAlignment, has_labels
 from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric, NormalizedLossMetric
+from wideflat.energy.registered import require_values, warn_of_hidden_weights
 from wideflat.interruption import undisturbed
+from wideflat.kernels.float64 import doubled
 
 __all__ = ["Evaluation", "Forward", "Metric"]
 
@@ -55,7 +56,8 @@ class Evaluation:
 
     def __init__(self, model: nn.Module, metric: Metric, batch_norm: str, forward: Forward | None) -> None:
         self.model = network(model)
-        warn_off_center(model, stacklevel=3)
+        warn_off_center(model.parameters())
+        warn_of_hidden_weights(model)
         self.module = model  # what is evaluated: the model, or a folded copy
         if not callable(metric) and (not isinstance(metric, str) or metric not in _METRICS):
             raise ValueError(
@@ -73,11 +75,10 @@ class Evaluation:
         first = next((p for p in model.parameters()), None)
         if first is None:
             raise ValueError(f"{type(model).__name__} has no parameters to perturb")
+        for name, parameter in model.named_parameters():
+            require_values(name, parameter)
         self.device = first.device
-        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        self.dtype = kinds.pop() if len(kinds) == 1 else None
-        self.channels_last = self.device.type == "cpu" and any(p.dim() == 4 for p in model.parameters())
-        self.views = False  # whether it was seen to need its images in the usual order
+        self._form = InputForm(model, self.device)
         self.norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
     @property
@@ -100,10 +101,11 @@ class Evaluation:
             for module in self.model.modules()
             for name, buffer in module._buffers.items()
         ]
-        state = _random_state(self.device)
+        state = random_state(self.device)
         try:
             with torch.no_grad():
-                self.model.eval()
+                with contextlib.suppress(NotImplementedError):  # an exported program has the mode it was exported in
+                    self.model.eval()
                 if self.batch_norm == "batch":
                     for norm in self.norms:  # statistics of the batch, and none are recorded
                         norm.training, norm.track_running_stats = True, False
@@ -118,7 +120,7 @@ class Evaluation:
                     if buffer is not None and value is not None and not _same(buffer, value):
                         buffer.data.copy_(value)
                     module._buffers[name] = buffer
-                _restore_random_state(state)
+                restore_random_state(state)
 
     @contextlib.contextmanager
     def differentiable(self, names: Sequence[str]) -> Iterator[dict[str, nn.Parameter]]:
@@ -137,7 +139,7 @@ class Evaluation:
 
     def fold(self, example: Any) -> None:
         """Evaluate a copy with folded batch norm from here on, if the network allows it and gives the same answer."""
-        if self.batch_norm != "eval" or self.forward is not None or self.views:
+        if self.batch_norm != "eval" or self.forward is not None or self._form.usual:
             return
         folded = FoldedNetwork.fold(self.model)
         if folded is None:
@@ -153,24 +155,17 @@ class Evaluation:
 
     def load(self, batch: Any) -> Any:
         """The batch on the network's device, its inputs in the precision and order of memory that the network likes."""
-        batch = to_device(batch, self.device)
+        return self._over_inputs(self._form.laid_out, to_device(batch, self.device))
+
+    def _over_inputs(self, function: Callable[[Any], Any], batch: Any) -> Any:
+        """A batch with a function applied to its inputs, where it is known what they are."""
         if self.forward is not None:
             return batch
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
-            return tree_map(self._laid_out, batch[0]), batch[1]
+            return tree_map(function, batch[0]), batch[1]
         if has_labels(batch):
-            return {name: value if name == "labels" else self._laid_out(value) for name, value in batch.items()}
-        return self._laid_out(batch) if isinstance(batch, Tensor) else batch
-
-    def _laid_out(self, inputs: Any) -> Any:
-        """Numbers of float64 (NumPy's) as the parameters are, images with channels last on the CPU."""
-        if not isinstance(inputs, Tensor):
-            return inputs
-        if inputs.dtype == torch.float64 and self.dtype is not None:
-            inputs = inputs.to(self.dtype)
-        if self.channels_last and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
+            return {name: value if name == "labels" else function(value) for name, value in batch.items()}
+        return function(batch) if isinstance(batch, Tensor) else batch
 
     def _inputs(self, batch: Any) -> Any:
         return batch[0] if isinstance(batch, (tuple, list)) else batch
@@ -180,18 +175,12 @@ class Evaluation:
         return None if self.forward is not None else self._inputs(batch)
 
     def outputs(self, batch: Any) -> tuple[Any, Any]:
-        """Outputs and targets of a batch.
+        """Outputs and targets of a batch, whose inputs are in the form that the network takes.
 
-        A network that calls ``view`` on its maps cannot take images with channels last: it gets them in the usual order
-        from the first time it fails.
+        Inside of autocast, weights that were cast before they were perturbed are forgotten.
         """
-        try:
-            return self._outputs(tree_map(_in_usual_order, batch) if self.views else batch)
-        except RuntimeError as error:
-            if not self.channels_last or "view size is not compatible" not in str(error):
-                raise
-        self.views, self.channels_last = True, False
-        return self._outputs(tree_map(_in_usual_order, batch))
+        torch.clear_autocast_cache()
+        return self._form.answer(self._outputs, batch, self._over_inputs)
 
     def _outputs(self, batch: Any) -> tuple[Any, Any]:
         if self.forward is not None:
@@ -202,7 +191,7 @@ class Evaluation:
         if isinstance(batch, Tensor):
             return self.module(batch), None
         if has_labels(batch):
-            result = self.module(**batch)
+            result = self._answer_named(batch)
             named = isinstance(self.metric, NamedMetric)
             return self._alignment.aligned(result, batch["labels"]) if named else (result, batch["labels"])
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -213,6 +202,19 @@ class Evaluation:
                 "        outputs = model(...)    # whatever of the batch it takes\n        return outputs, batch[...]"
             )
         return self._answer(batch[0]), batch[1]
+
+    def _answer_named(self, batch: Mapping[str, Any]) -> Any:
+        """What the network makes of a dictionary, labels included."""
+        try:
+            return self.module(**batch)
+        except TypeError as error:
+            if _takes_names(self.model, batch):
+                raise
+            raise TypeError(
+                f"{type(self.model).__name__} does not take all of {', '.join(map(str, batch))} by name ({error}). Say "
+                "how it is called:\n    def forward(model, batch):\n        outputs = model(...)    # whatever of the "
+                'batch it takes\n        return outputs, batch["labels"]\nand give forward=forward'
+            ) from error
 
     def _answer(self, inputs: Any) -> Any:
         """What the network makes of its inputs: a tensor, or several of them, one by one where it takes so many."""
@@ -248,8 +250,7 @@ class Evaluation:
 
     def score(self, outputs: Any, targets: Any, size: int) -> Tensor:
         """As :meth:`values`, from outputs and targets."""
-        value = self._value(outputs, targets, size).detach()
-        return value.to(torch.float64) if value.device.type != "mps" else value.cpu().to(torch.float64)
+        return doubled(self._value(outputs, targets, size).detach())
 
     def mean(self, batch: Any, size: int) -> tuple[Tensor, int]:
         """The mean of the metric over a batch, with its graph, and the number of examples that count."""
@@ -277,11 +278,6 @@ class Evaluation:
     def recalibrate(self, batches: Sequence[Any]) -> None:
         """Compute the batch-norm statistics anew, with the weights as they are now: the plain average over batches."""
         refresh_batch_norm(self.model, batches, forward=lambda model, batch: self.outputs(batch))
-
-
-def _in_usual_order(leaf: Any) -> Any:
-    """Images in memory as torch lays them out by default."""
-    return leaf.contiguous() if isinstance(leaf, Tensor) and leaf.dim() == 4 else leaf
 
 
 def _arguments(model: nn.Module) -> list[inspect.Parameter]:
@@ -315,16 +311,3 @@ def _takes_names(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _random_state(device: torch.device) -> tuple[Any, ...]:
-    own = torch.get_device_module(device).get_rng_state(device) if device.type in ("cuda", "xpu") else None
-    return torch.get_rng_state(), np.random.get_state(), random.getstate(), device, own  # noqa: NPY002
-
-
-def _restore_random_state(state: tuple[Any, ...]) -> None:
-    torch.set_rng_state(state[0])
-    np.random.set_state(state[1])  # noqa: NPY002
-    random.setstate(state[2])
-    if state[4] is not None:
-        torch.get_device_module(state[3]).set_rng_state(state[4], state[3])

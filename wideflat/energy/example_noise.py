@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from wideflat.energy.shared_noise import fill_normal, view_of
+from wideflat.energy.first_layer import view_of
+from wideflat.energy.shared_noise import fill_normal
 from wideflat.energy.uses import CONVOLUTIONS, Unforeseen, is_description, tensors_in, treatments, use_of, uses
 
 __all__ = ["ExampleNoise"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,9 @@ from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.metrics import NamedMetric, scores
 
 __all__ = ["MATRICES", "GaussNewton", "Hessian", "SecondDerivative"]
+
+#: The numbers of the parameters of a block and a vector in their shapes, to its product; None where that is 0.
+Product: TypeAlias = Callable[[Sequence[int], Sequence[Tensor]], Sequence[Tensor | None]]
 
 
 class SecondDerivative(ABC):
@@ -87,20 +90,17 @@ class SecondDerivative(ABC):
                 sdpa_kernel(SDPBackend.MATH),
                 _Attention(self),
             ):
-                self._add(outs, batch, size, list(named.values()), groups, vectors)
+                parameters = list(named.values())
+                product = self._of_batch(batch, size, parameters)
+                for out, group, v in zip(outs, groups, vectors, strict=True):
+                    own = [parameters[i] for i in group]
+                    for k in range(v.shape[1]):
+                        out[:, k] += _joined(product(group, _split(v[:, k], own)), own)
         return outs
 
     @abstractmethod
-    def _add(
-        self,
-        outs: list[Tensor],
-        batch: Any,
-        size: int,
-        parameters: Sequence[nn.Parameter],
-        groups: Sequence[Sequence[int]],
-        vectors: Sequence[Tensor],
-    ) -> None:
-        """Add what a batch contributes."""
+    def _of_batch(self, batch: Any, size: int, parameters: Sequence[nn.Parameter]) -> Product:
+        """What a batch contributes, as a function that multiplies one vector, with the forward pass behind it."""
 
     def _checked(self, value: Tensor) -> Tensor:
         if not value.requires_grad:
@@ -114,66 +114,50 @@ class SecondDerivative(ABC):
 class Hessian(SecondDerivative):
     """The Hessian of the mean loss; see :class:`SecondDerivative`."""
 
-    def _add(
-        self,
-        outs: list[Tensor],
-        batch: Any,
-        size: int,
-        parameters: Sequence[nn.Parameter],
-        groups: Sequence[Sequence[int]],
-        vectors: Sequence[Tensor],
-    ) -> None:
+    def _of_batch(self, batch: Any, size: int, parameters: Sequence[nn.Parameter]) -> Product:
         value, counted = self.evaluation.mean(batch, size)
         value = self._checked(value) * (counted / self.examples)
         gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-        for out, group, v in zip(outs, groups, vectors, strict=True):
-            own = [parameters[i] for i in group]
+
+        def product(group: Sequence[int], v: Sequence[Tensor]) -> Sequence[Tensor | None]:
             used = [j for j, i in enumerate(group) if (g := gradients[i]) is not None and g.requires_grad]
             if not used:
-                continue
-            for k in range(v.shape[1]):
-                directions = _split(v[:, k], own)
-                second = torch.autograd.grad(
-                    [gradients[group[j]] for j in used],
-                    own,
-                    grad_outputs=[directions[j] for j in used],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-                out[:, k] += _joined(second, own)
+                return [None] * len(group)
+            return torch.autograd.grad(
+                [gradients[group[j]] for j in used],
+                [parameters[i] for i in group],
+                grad_outputs=[v[j] for j in used],
+                retain_graph=True,
+                allow_unused=True,
+            )
+
+        return product
 
 
 class GaussNewton(SecondDerivative):
     """The generalised Gauss-Newton matrix of the mean loss; see :class:`SecondDerivative`."""
 
-    def _add(
-        self,
-        outs: list[Tensor],
-        batch: Any,
-        size: int,
-        parameters: Sequence[nn.Parameter],
-        groups: Sequence[Sequence[int]],
-        vectors: Sequence[Tensor],
-    ) -> None:
+    def _of_batch(self, batch: Any, size: int, parameters: Sequence[nn.Parameter]) -> Product:
         outputs, targets = self.evaluation.outputs(batch)
         outputs = self._checked(self._tensor(outputs))
         free = outputs.detach().requires_grad_()
         value, counted = self.evaluation.mean_of(free, targets, size)
         slope = torch.autograd.grad(self._checked(value) * (counted / self.examples), free, create_graph=True)[0]
-        if not slope.requires_grad:
-            return  # a loss that is linear in the outputs has no second derivative
+        if not slope.requires_grad:  # a loss that is linear in the outputs has no second derivative
+            return lambda group, _: [None] * len(group)
         u = torch.zeros_like(outputs, requires_grad=True)
         back = torch.autograd.grad(outputs, parameters, grad_outputs=u, create_graph=True, allow_unused=True)
-        for out, group, v in zip(outs, groups, vectors, strict=True):
-            own = [parameters[i] for i in group]
+
+        def product(group: Sequence[int], v: Sequence[Tensor]) -> Sequence[Tensor | None]:
             used = [j for j, i in enumerate(group) if back[i] is not None]
-            for k in range(v.shape[1] if used else 0):
-                directions = _split(v[:, k], own)
-                jv = torch.autograd.grad(
-                    [back[group[j]] for j in used], u, [directions[j] for j in used], retain_graph=True
-                )[0]
-                bent = torch.autograd.grad(slope, free, jv, retain_graph=True)[0]
-                out[:, k] += _joined(torch.autograd.grad(outputs, own, bent, retain_graph=True, allow_unused=True), own)
+            if not used:
+                return [None] * len(group)
+            jv = torch.autograd.grad([back[group[j]] for j in used], u, [v[j] for j in used], retain_graph=True)[0]
+            bent = torch.autograd.grad(slope, free, jv, retain_graph=True)[0]
+            own = [parameters[i] for i in group]
+            return torch.autograd.grad(outputs, own, bent, retain_graph=True, allow_unused=True)
+
+        return product
 
     def _tensor(self, outputs: Any) -> Tensor:
         if isinstance(self.evaluation.metric, NamedMetric):

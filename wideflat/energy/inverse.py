@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wideflat.checks import number
+from wideflat.checks.records import share
 from wideflat.energy.stratified import student_quantile
 
 __all__ = ["SigmaAt", "crossing"]
@@ -73,10 +75,7 @@ def crossing(
         >>> round(crossing(s, s**2, np.zeros((2, 2)), np.full(2, np.inf), 0.09, 0.95).sigma, 12)
         0.3
     """
-    if not (amount > 0 and math.isfinite(amount)):
-        raise ValueError(f"amount must be a positive number, got {amount!r}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+    amount, confidence = number("amount", amount, above=0), share("confidence", confidence)
     order = [k for k in np.argsort(sigmas, kind="stable") if sigmas[k] > 0 and not np.isnan(mean[k])]
     if not order:
         raise ValueError("the profile has no point with sigma > 0")

@@ -79,11 +79,11 @@ class Krylov:
         """Go on with the products of the columns."""
         j, v = self._step, products.T
         self._basis[:, j] = self._q
-        self._alpha[j] = (self._q * v).sum(1).double().cpu().numpy()
+        self._alpha[j] = (self._q * v).sum(1).cpu().double().numpy()
         known = self._basis[:, : j + 1]
         for _ in range(2):  # twice is enough
             v = v - torch.bmm(torch.bmm(known, v[:, :, None]).transpose(1, 2), known)[:, 0]
-        beta = v.norm(dim=1).double().cpu().numpy()
+        beta = v.norm(dim=1).cpu().double().numpy()
         largest = np.maximum(np.abs(self._alpha[: j + 1]).max(0), self._beta[: j + 1].max(0))
         ended = beta <= 1e-6 * np.maximum(largest, 1e-30)  # the space that a vector lies in is used up
         self._length = np.where(ended & (self._length == self.steps), j + 1, self._length)

@@ -62,6 +62,11 @@ class Sample:
         """Of the means over data."""
         return np.sqrt(np.diag(self.covariance))
 
+    @property
+    def one_more(self) -> float:
+        """What one more wrong answer adds to the mean of an error; 0 where an example has many answers, not one."""
+        return 1 / float(self.weights.sum()) if np.isin(self.values, (0.0, 1.0)).all() else 0.0
+
     def contrast(self, matrix: np.ndarray) -> Sample:
         """Linear combinations of points, example by example."""
         return Sample(matrix @ self.values, self.weights)

@@ -9,7 +9,7 @@ themselves alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from wideflat.energy.agreement import agree, tensors
 from wideflat.energy.blocks import Block, chosen, cloned, seed_everything
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.metrics import NamedMetric
@@ -25,7 +26,7 @@ from wideflat.seeds import derive_seed
 #: Examples that are tried by themselves.
 ALONE = 4
 
-__all__ = ["Behaviour", "agree", "company", "comparable", "observe", "of_examples"]
+__all__ = ["Behaviour", "company", "comparable", "observe", "of_examples"]
 
 
 @dataclass
@@ -78,7 +79,7 @@ def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
 
 def comparable(evaluation: Evaluation, result: tuple[Any, Any], size: int) -> Any:
     """The outputs where they are tensors in any nesting, else the metric of each example."""
-    return result[0] if _tensors(result[0]) else evaluation.score(*result, size).float()
+    return result[0] if tensors(result[0]) else evaluation.score(*result, size).float()
 
 
 def company(example: int, size: int) -> list[int]:
@@ -101,7 +102,7 @@ def _independent(
         mine, theirs = of_examples(whole[0], size, order, outputs, len(order))
         if not mine:
             return "unknown"
-        if mixed or not agree(mine, theirs, scale=_tensors(whole[0])):
+        if mixed or not agree(mine, theirs, scale=tensors(whole[0])):
             return "mixed"
     return "independent"
 
@@ -133,44 +134,9 @@ def of_examples(outputs: Any, size: int, examples: list[int], like: Any, like_si
 
     Tensors without an axis of examples are left out of both.
     """
-    pairs = list(zip(_tensors(outputs), _tensors(like), strict=False))
+    pairs = list(zip(tensors(outputs), tensors(like), strict=False))
     known = [(a, b) for a, b in pairs if _axis(a, size, b, like_size) is not None]
     return [_picked(a, size, b, examples) for a, b in known], [b for _, b in known]
-
-
-def agree(a: Any, b: Any, scale: Any = None, slack: float = 256.0) -> bool:
-    """Whether two trees of tensors are equal to rounding: ``slack`` units in the last place of the largest number.
-
-    Args:
-        a: Tensors in any nesting.
-        b: The same number of tensors.
-        scale: Tensors whose largest number counts; default ``a``.
-        slack: Units in the last place, in single and double precision; its fourth root in half precision.
-
-    Example:
-        >>> agree(torch.ones(2), torch.ones(2) + 1e-6), agree(torch.ones(2), torch.ones(2) + 1e-2)
-        (True, False)
-    """
-    ours, theirs = _tensors(a), _tensors(b)
-    known = [part[torch.isfinite(part)].abs() for part in (ours if scale is None else _tensors(scale))]
-    largest = max((float(part.max()) for part in known if part.numel()), default=0.0)
-    return len(ours) == len(theirs) and all(_close(x, y, slack, largest) for x, y in zip(ours, theirs, strict=True))
-
-
-def _close(a: Tensor, b: Tensor, slack: float, largest: float) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    unit = torch.finfo(a.dtype).eps
-    slack = slack if unit < 1e-5 else slack**0.25  # half precision rounds each result, not each term of a sum
-    return bool(torch.isclose(a, b, rtol=0.0, atol=slack * unit * largest, equal_nan=True).all())
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    """The tensors of a tree; a mapping of any kind counts as a dictionary."""
-    tree = dict(tree) if isinstance(tree, Mapping) else tree
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _axis(a: Tensor, size: int, b: Tensor, other: int) -> int | None:
@@ -185,4 +151,12 @@ def _axis(a: Tensor, size: int, b: Tensor, other: int) -> int | None:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two trees hold the same numbers, to the bit (NaN counts as equal)."""
-    return all(bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in zip(_tensors(a), _tensors(b), strict=True))
+    pairs = zip(map(_dense, tensors(a)), map(_dense, tensors(b)), strict=True)
+    return all(bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in pairs)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The values of a tensor, which sparse and nested ones keep in a layout of their own."""
+    if tensor.is_nested:
+        return torch.cat([part.flatten() for part in tensor.unbind()])
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()

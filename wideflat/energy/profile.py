@@ -6,7 +6,6 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,12 +13,13 @@ import torch
 from torch import nn
 
 from wideflat import interruption
-from wideflat.checks import numbers_of
+from wideflat.checks import instance, number, numbers_of
+from wideflat.checks.records import array, reading, share
 from wideflat.energy.certificate import certified_accuracy
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
-from wideflat.files import atomic_write
-from wideflat.notebook import Result, new_axes
+from wideflat.files import atomic_write, read_json
+from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Difference", "Interrupted", "LocalEnergy", "architecture", "check_sigmas", "conventions"]
 
@@ -79,8 +79,18 @@ def check_sigmas(sigmas: Any) -> np.ndarray:
     """The strengths of the noise as an array, if that is what they are."""
     values = numbers_of("sigmas", sigmas, 0)
     if getattr(sigmas, "dtype", None) in (torch.float32, np.dtype("float32")):  # 0.3 is meant, not 0.30000001
-        values = [float(str(np.float32(value))) for value in values]
+        values = [_meant(np.float32(value)) for value in values]
     return np.array(values)
+
+
+def _meant(value: np.float32) -> float:
+    """The number of few digits that a float32 stands for, rounding of `torch.linspace` included.
+
+    >>> _meant(np.float32(0.3)), _meant(np.float32(0.20000002)), _meant(np.float32(0.12345678))
+    (0.3, 0.2, 0.12345678)
+    """
+    short = float(f"{value:.6g}")
+    return short if abs(short - float(value)) <= 2 * np.spacing(value) else float(str(value))
 
 
 class Interrupted(interruption.Interrupted):
@@ -160,10 +170,15 @@ class LocalEnergy(Result):
     UNSAID: ClassVar[dict[str, Any]] = {"scale": "relative"}
 
     def __post_init__(self) -> None:
-        count = len(self.sigmas)
         self.sigmas, self.mean, self.stderr = (
-            np.asarray(values, dtype=float) for values in (self.sigmas, self.mean, self.stderr)
+            array(name, getattr(self, name)) for name in ("sigmas", "mean", "stderr")
         )
+        count = len(self.sigmas)
+        if not self.sigmas.shape == self.mean.shape == self.stderr.shape == (count,):
+            raise ValueError(
+                f"sigmas, mean and stderr must be of one length, got {self.sigmas.shape}, {self.mean.shape} and "
+                f"{self.stderr.shape}"
+            )
         if self.degrees_of_freedom is None:
             self.degrees_of_freedom = np.full(count, np.inf)
         if self.covariance is None:
@@ -199,8 +214,7 @@ class LocalEnergy(Result):
 
     def interval(self, confidence: float = 0.95) -> np.ndarray:
         """Confidence interval of each mean by Student's t, shape (S, 2)."""
-        if not 0 < confidence < 1:
-            raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+        confidence = share("confidence", confidence)
         quantile = np.array([student_quantile(confidence, freedom) for freedom in self.degrees_of_freedom])
         with np.errstate(invalid="ignore"):
             half = np.where(self.stderr == 0, 0.0, quantile * self.stderr)
@@ -234,8 +248,8 @@ class LocalEnergy(Result):
             )
         if self.conventions.get("measure", "local energy") != "local energy":
             raise ValueError(f"only Gaussian noise certifies something; this is {self.conventions['measure']!r}")
-        if not shift >= 0:
-            raise ValueError(f"shift must be a length >= 0, got {shift!r}")
+        shift = shift if shift == math.inf else number("shift, a length,", shift, 0)
+        confidence = number("confidence", confidence)
         if not 0.5 <= confidence < 1:
             raise ValueError(f"confidence must be at least 0.5 and below 1, got {confidence}")
         quantile = np.array([student_quantile(2 * confidence - 1, nu) for nu in self.degrees_of_freedom])
@@ -261,12 +275,13 @@ class LocalEnergy(Result):
         missing = {"sigmas", "mean", "stderr", "baseline"} - values.keys()
         if missing:
             raise ValueError(f"a local-energy profile must have {', '.join(sorted(missing))}")
-        for name in ("mean", "stderr", "covariance", "degrees_of_freedom", "samples"):
-            if values.get(name) is not None:
-                absent = np.inf if name == "degrees_of_freedom" else np.nan
-                values[name] = np.array(_fill(values[name], absent), dtype=float)
-        values["baseline"] = float("nan") if values["baseline"] is None else values["baseline"]
-        return cls(**values)
+        with reading("local-energy profile"):
+            for name in ("mean", "stderr", "covariance", "degrees_of_freedom", "samples"):
+                if values.get(name) is not None:
+                    absent = np.inf if name == "degrees_of_freedom" else np.nan
+                    values[name] = array(name, _fill(values[name], absent))
+            values["baseline"] = float("nan" if values["baseline"] is None else values["baseline"])
+            return cls(**values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON, whole or not at all."""
@@ -277,11 +292,7 @@ class LocalEnergy(Result):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LocalEnergy:
         """Read what :meth:`save` wrote."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.from_dict(content)
-        except ValueError as error:
-            raise ValueError(f"{path} is not a whole local-energy profile: {error}") from None
+        return read_json(path, "local-energy profile", cls.from_dict)
 
     # ---- looking at it
 
@@ -297,7 +308,7 @@ class LocalEnergy(Result):
         Returns:
             The axes.
         """
-        ax = new_axes() if ax is None else ax
+        ax = axes_or_new(ax)
         bars = self.spread if spread else self.stderr
         ax.errorbar(self.sigmas, self.mean, yerr=bars, label=label, **{"capsize": 2, "marker": ".", **style})
         ax.set_xlabel(r"$\sigma$")
@@ -322,6 +333,7 @@ class LocalEnergy(Result):
         Raises:
             ValueError: With the reason, if the profiles are not comparable.
         """
+        instance("other", other, LocalEnergy)
         if self.sigmas.shape != other.sigmas.shape or not np.allclose(self.sigmas, other.sigmas, rtol=1e-6, atol=1e-9):
             raise ValueError(
                 f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}; measure at the same"

@@ -183,7 +183,7 @@ def plan(request: Request, careful: str = "") -> Plan:
             noise, example = _noise_of_examples(request, evaluation, first, behaviour, scales)
         elif noise == "auto":
             noise = "batch"
-        notes += _notes(behaviour, evaluation)
+        notes += _notes(behaviour, evaluation, bool(careful))
         together = _matters_together(behaviour, evaluation)
         if batch_size is None and blocks.examples is not None:
             if together:
@@ -237,9 +237,9 @@ def _matters_together(behaviour: Behaviour, evaluation: Evaluation) -> bool:
     return behaviour.examples == "mixed" and not (evaluation.norms and evaluation.batch_norm != "eval")
 
 
-def _notes(behaviour: Behaviour, evaluation: Evaluation) -> list[str]:
+def _notes(behaviour: Behaviour, evaluation: Evaluation, copies: bool) -> list[str]:
     notes = []
-    if behaviour.writes:
+    if behaviour.writes and not copies:
         notes.append("the network writes into its input: every evaluation had a copy")
     if behaviour.random:
         notes.append("the network draws random numbers in eval mode: they are part of the average")

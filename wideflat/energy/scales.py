@@ -161,5 +161,5 @@ def _digest(values: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=4)
     for name, value in values.items():
         digest.update(name.encode())
-        digest.update(value.double().cpu().contiguous().numpy().tobytes())
+        digest.update(value.cpu().double().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
 from wideflat.checks import network, shown
+from wideflat.energy.registered import require_values
 
 __all__ = ["NothingSelected", "Selection", "layers_of", "select_parameters"]
 
@@ -58,6 +58,7 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
     """
     if isinstance(selection, (Tensor, nn.Module)) or not (callable(selection) or isinstance(selection, Iterable)):
         raise TypeError(f"parameters must be names, regular expressions or a function, got {shown(selection)}")
+    network(model)
     normalisation = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
@@ -122,8 +123,7 @@ def _refuse_shared_memory(parameters: dict[str, nn.Parameter], chosen: set[str])
     """An error where a number in memory belongs to a chosen parameter and to another one, or twice to one."""
     groups: dict[tuple[int, torch.dtype], list[str]] = defaultdict(list)
     for name, parameter in parameters.items():
-        if is_lazy(parameter):
-            raise ValueError(f"parameter {name} has no values yet: run the network on one batch first")
+        require_values(name, parameter)
         if name in chosen and 0 in (s for s, n in zip(parameter.stride(), parameter.shape, strict=True) if n > 1):
             raise ValueError(
                 f"parameter {name} is an expanded view: one number in memory stands for several of its weights; give "

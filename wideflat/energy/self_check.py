@@ -14,17 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wideflat.energy.agreement import SLACK, agree
 from wideflat.energy.block_energy import BlockEnergy, generator_of
 from wideflat.energy.blocks import chosen, cloned, seed_everything
-from wideflat.energy.probe import agree, company, comparable, of_examples
+from wideflat.energy.probe import company, comparable, of_examples
 from wideflat.seeds import derive_seed
 
 __all__ = ["fast_path_differs"]
 
 #: Examples that are evaluated for the check; all of a block where they influence each other.
 FEW = 8
-#: Rounding that may lie between both paths, in units of the last place: folding reorders products.
-SLACK = 8192.0
 
 
 def fast_path_differs(energy: BlockEnergy) -> bool:

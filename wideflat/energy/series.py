@@ -6,7 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from wideflat.energy.ranks import rank
 from wideflat.energy.remembered import remembered
 from wideflat.energy.scales import NothingMoves
 from wideflat.energy.selection import layers_of
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_json
+from wideflat.seeds import as_seed
 
 __all__ = ["LocalEnergyTrace", "layer_profiles"]
 
@@ -41,7 +41,8 @@ def layer_profiles(
             for all layers.
         sigmas: Strengths of the noise.
         layers: Names of modules; by default all that have parameters of their own.
-        **options: Passed on to :func:`local_energy`.
+        **options: Passed on to :func:`local_energy`. ``parameters="trainable"`` leaves out what is frozen, such as the
+            base under LoRA adapters; else ``layers`` are what one chooses.
 
     Returns:
         The profiles by the name of the layer. Layers whose parameters are all tied to those of another are left out,
@@ -54,16 +55,23 @@ def layer_profiles(
         >>> list(layer_profiles(model, data, [0.1], progress=False))
         ['0', '2']
     """
-    if "parameters" in options:
-        raise ValueError("layer_profiles chooses the parameters itself: give layers= instead of parameters=")
+    trainable = options.pop("parameters", "all")
+    if trainable not in ("all", "trainable"):
+        raise ValueError(
+            "layer_profiles chooses the parameters itself: give layers= instead of parameters= (or 'trainable')"
+        )
     model = whole_network(network(model))
     if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor))):
         raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
     profiles: dict[str, LocalEnergy] = {}
     unmoved: list[tuple[str, NothingMoves]] = []
     evaluation = Evaluation(model, "loss", "eval", None)
-    data = remembered(data, evaluation, int(options.get("seed", 0)))
+    data = remembered(data, evaluation, as_seed(options.get("seed", 0)))
+    moved = {name for name, p in model.named_parameters() if p.requires_grad or trainable == "all"}
     for layer, names in layers_of(model, layers).items():
+        names = [name for name in names if name in moved]
+        if not names:
+            continue
 
         def inside(name: str, _: nn.Parameter, names: list[str] = names) -> bool:
             return name in names
@@ -137,11 +145,11 @@ class LocalEnergyTrace:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> dict[int, LocalEnergy]:
         """The profiles that :meth:`save` wrote, by step."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+
+        def profiles(content: Any) -> dict[int, LocalEnergy]:
             return {int(step): LocalEnergy.from_dict(profile) for step, profile in content["profiles"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a whole trace of local-energy profiles: {error}") from None
+
+        return read_json(path, "trace of local-energy profiles", profiles)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw all profiles, the later the darker; returns the axes."""

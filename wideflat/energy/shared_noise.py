@@ -7,18 +7,14 @@ weights themselves are never written to. Another z for every example: :mod:`wide
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from wideflat.energy.uses import is_differentiated
 from wideflat.kernels.noise import GaussianNoise
 
-__all__ = ["FirstLayer", "SharedNoise", "fill_normal", "unwritten", "view_of"]
+__all__ = ["SharedNoise", "fill_normal", "unwritten"]
 
 #: Numbers up to which torch's own generator is as fast as setting up another.
 FEW = 4096
@@ -98,6 +94,7 @@ class SharedNoise:
             self._noise.append(noise)
             self._noisy.append(noisy)
         self.numel = sum(flat.numel() for flat in self._weights)
+        self._row: tuple[tuple[float, ...], list[Tensor]] | None = None  # see move
 
     def __enter__(self) -> SharedNoise:
         self._put()
@@ -135,109 +132,46 @@ class SharedNoise:
                 torch.add(weights, noise, alpha=sigma, out=noisy)
         self._put()
 
-    def point(self, directions: dict[str, Tensor]) -> None:
+    def point(self, directions: Mapping[str, Tensor]) -> None:
         """Use the given directions, by the names of the parameters, in place of a z."""
         for name, (_, _, noise) in zip(self.names, self._slots, strict=True):
             noise.copy_(directions[name])
+
+    def move(self, point: Sequence[float], ways: Sequence[Sequence[Tensor]]) -> None:
+        """Set the parameters to w + sum_k t_k d_k; points that differ in the last t alone share the rest of the sum.
+
+        Args:
+            point: The t_k.
+            ways: The d_k, each as :meth:`flattened` gives it.
+        """
+        if not any(point):
+            self.apply(0.0)
+            return
+        if self._row is None or self._row[0] != tuple(point[:-1]):
+            total = list(self._weights)
+            for t, way in zip(point[:-1], ways, strict=False):
+                total = [torch.add(start, part, alpha=t) for start, part in zip(total, way, strict=True)]
+            self._row = tuple(point[:-1]), total
+        for start, part, noisy in zip(self._row[1], ways[-1], self._noisy, strict=True):
+            torch.add(start, part, alpha=point[-1], out=noisy)
+        self._put()
+
+    def flattened(self, directions: Mapping[str, Tensor]) -> list[Tensor]:
+        """A direction by the names of the parameters as flat tensors, one of each dtype."""
+        self.point(directions)
+        return [noise.clone() for noise in self._noise]
+
+    def originals(self) -> dict[str, Tensor]:
+        """The w of each parameter, by name."""
+        return {name: data for name, (_, data) in zip(self.names, self._original, strict=True)}
 
     def directions(self) -> dict[str, Tensor]:
         """The a z of each parameter (views), by name."""
         return {name: noise for name, (_, _, noise) in zip(self.names, self._slots, strict=True)}
 
-    def is_parameter(self, tensor: object) -> bool:
-        """Whether ``tensor`` is a parameter of the network, perturbed or not, and not something computed from one."""
-        return id(tensor) in self._name_of
-
     def direction(self, parameter: nn.Parameter) -> Tensor | None:
         """The a z of one parameter (a view), or None where it is not perturbed."""
         return next((noise for owner, _, noise in self._slots if owner is parameter), None)
-
-
-class FirstLayer(TorchFunctionMode):
-    """The layer that sees the input of the network is linear in sigma: two of its products serve every sigma.
-
-    .. code-block:: text
-
-        (w + sigma z * w) x = w x + sigma (z * w) x
-
-    A product is kept only for weights and biases that are parameters of the network, under all that it depends on: the
-    operation, its tensors, how it sees the input (:func:`view_of`) and its other arguments.
-
-    Args:
-        noise: The noise on the parameters, shared by the batch and by all sigmas.
-    """
-
-    def __init__(self, noise: SharedNoise) -> None:
-        super().__init__()
-        self._noise = noise
-        self._original = {id(parameter): data for parameter, data in noise._original}
-        self._direction = {id(parameter): direction for parameter, _, direction in noise._slots}
-        self._source: Tensor | None = None
-        self._sigma = 0.0
-        self._products: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
-
-    def start(self, source: Any) -> None:
-        """Begin with another batch or another z."""
-        self._source = source if isinstance(source, Tensor) else None
-        self._products = {}
-
-    def apply(self, sigma: float) -> None:
-        """Set sigma."""
-        self._sigma = sigma
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace the product of the first layer."""
-        kwargs = kwargs or {}
-        if func in _PRODUCTS and len(args) >= 2 and id(args[1]) in self._direction:
-            view = view_of(args[0], self._source)
-            bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            if view is not None and (bias is None or self._noise.is_parameter(bias)):
-                return self._product(view, func, *args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _product(
-        self,
-        view: tuple[Any, ...],
-        product: Callable[..., Tensor],
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        key = (product, id(weight), id(bias), view, repr((args, kwargs)))
-        if key not in self._products:
-            w, zw = self._original[id(weight)], self._direction[id(weight)]
-            b = self._original.get(id(bias), bias) if bias is not None else None
-            self._products[key] = (
-                product(x, w, b, *args, **kwargs),
-                product(x, zw, self._direction.get(id(bias)), *args, **kwargs),
-            )
-        return torch.add(self._products[key][0], self._products[key][1], alpha=self._sigma)
-
-
-_PRODUCTS = (F.linear, F.conv1d, F.conv2d, F.conv3d)
-
-
-def view_of(x: Any, source: Tensor | None) -> tuple[Any, ...] | None:
-    """How ``x`` sees the input of the network: what its values depend on; None where it is not a view of all of it.
-
-    Example:
-        >>> x = torch.zeros(3, 3)
-        >>> view_of(x, x) == view_of(x[:], x), view_of(x, x) == view_of(x.T, x), view_of(x + 0, x)
-        (True, False, None)
-    """
-    if source is None or type(x) is not Tensor or x.layout is not torch.strided or is_differentiated(x):
-        return None
-    try:
-        if x.data_ptr() != source.data_ptr() or x.numel() != source.numel():
-            return None
-    except RuntimeError:  # a tensor without memory, as inside of torch.vmap
-        return None
-    version = 0 if x.is_inference() else x._version
-    return x.shape, x.stride(), x.storage_offset(), x.dtype, x.is_conj(), x.is_neg(), version
 
 
 @contextlib.contextmanager

@@ -26,28 +26,29 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import network, numbers_of
-from wideflat.distributed.whole import whole_network, whole_tensors
+from wideflat.checks import choice, numbers_of
+from wideflat.checks.records import array, reading
+from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.measure import local_energy
+from wideflat.energy.opening import opened
 from wideflat.energy.points import Sample, move, sample
-from wideflat.energy.profile import architecture, conventions
-from wideflat.energy.request import BatchNorm, whole_passes
+from wideflat.energy.request import BatchNorm
 from wideflat.energy.rounding import pruned, quantized
 from wideflat.energy.scales import Scale, Scales
-from wideflat.energy.selection import Selection, select_parameters
+from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import SharedNoise, unwritten
-from wideflat.files import atomic_write
-from wideflat.notebook import Result, new_axes
+from wideflat.files import atomic_write, read_json
+from wideflat.kernels.float64 import doubled
+from wideflat.notebook import Result, axes_or_new
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -114,26 +115,24 @@ class ShiftProfile(Result):
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> ShiftProfile:
         """The inverse of :meth:`to_dict`."""
-        content = dict(content)
-        if content.pop("format") != 1:
-            raise ValueError("expected format 1")
-        for name in cls._ARRAYS:
-            content[name] = np.array([float(value) for value in content[name]])
-        if content["barrier_interval"] is not None:
-            content["barrier_interval"] = tuple(content["barrier_interval"])
-        return cls(**content)
+        with reading("shift profile"):
+            content = dict(content)
+            if content.pop("format") != 1:
+                raise ValueError("expected format 1")
+            content |= {name: array(name, content[name]) for name in cls._ARRAYS}
+            choice("kind", content.get("kind", "other"), ("other", "quantize", "prune"))
+            if content["barrier_interval"] is not None:
+                content["barrier_interval"] = tuple(content["barrier_interval"])
+            return cls(**content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ShiftProfile:
         """Read what :meth:`save` wrote."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a whole shift profile: {error}") from None
+        return read_json(path, "shift profile", cls.from_dict)
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the change and, dashed, noise of equal length; returns the axes of matplotlib."""
-        ax = new_axes() if ax is None else ax
+        ax = axes_or_new(ax)
         bars = ax.errorbar(
             self.positions, self.mean, yerr=self.stderr, label=label, **{"capsize": 2, "marker": ".", **style}
         )
@@ -245,17 +244,18 @@ def shift_profile(
         >>> found.mean.tolist(), found.lengths.tolist(), found.sigmas.tolist(), found.barrier
         ([1.0, 2.0], [1.0, 2.0], [0.5, 1.0], 0.0)
     """
-    model = whole_network(network(model))
     given = {"other": other, "quantize": quantize, "prune": prune}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
         raise ValueError(f"give exactly one of other=, quantize= and prune=; got {' and '.join(chosen) or 'none'}")
     kind = chosen[0]
-    evaluation = Evaluation(model, metric, batch_norm, forward)
-    names, words = select_parameters(model, parameters or ("all" if kind == "other" else "weights"))
+    begun = opened(
+        model, data, metric, parameters or ("all" if kind == "other" else "weights"), batch_norm=batch_norm,
+        forward=forward, batch_size=batch_size, seed=seed, statistics=("eval", "recalibrate", "batch"),
+    )  # fmt: skip
+    model, evaluation, names, blocks = begun.model, begun.evaluation, begun.names, begun.blocks
     scales = Scales(model, names, scale)
     places, change = _places(kind, given[kind], positions), SharedNoise(model, names)
-    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
     weights = {name: dict(model.named_parameters())[name].detach().clone() for name in names}
     if align:
         if kind != "other":
@@ -269,28 +269,27 @@ def shift_profile(
         found = sample(evaluation, blocks, stops, bar)
     paired = found.contrast(np.eye(len(ways))[1 : 1 + len(places)] - np.eye(len(ways))[0])
     lengths, scaled = _lengths(ways[1 : 1 + len(places)], scales)
-    size = math.sqrt(sum(float(value.double().square().sum()) for value in scales.values.values()))
+    size = math.sqrt(sum(float(doubled(value).square().sum()) for value in scales.values.values()))
     sigmas = lengths / size
     measured = (np.full(len(places), np.nan),) * 2
     if noise:
         beside = local_energy(
             model, data, sigmas, metric=metric, batch_norm=batch_norm, parameters=names, scale=scale, seed=seed,
-            max_passes=max_passes, progress=progress, batch_size=batch_size, forward=forward, calibration=calibration,
+            max_passes=max_passes, progress=progress, batch_size=begun.batch_size, forward=forward,
+            calibration=calibration,
         )  # fmt: skip
         measured = beside.mean, beside.stderr
     barrier, ends = _barrier(found, places, seed) if kind == "other" else (None, None)
     examples = round(float(found.weights.sum()))
     stderr = paired.stderr
     if evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
-        stderr = np.where(lengths > 0, np.hypot(stderr, 1 / examples), stderr)
+        stderr = np.where(lengths > 0, np.hypot(stderr, found.one_more), stderr)
     return ShiftProfile(
         places, paired.mean, stderr, float(found.mean[0]), float(found.stderr[0]), lengths, scaled, sigmas,
         *measured, barrier, ends, kind,
-        conventions(
-            "shift profile", metric=evaluation.metric_name, meaning=evaluation.meaning,
-            batch_norm=batch_norm if evaluation.norms else None, parameters=words, perturbed=scales.size,
-            architecture=architecture(model), examples=examples, scale=scales.name,
-            unmoved=scales.unmoved, per=per if kind == "quantize" else None, aligned=align, seed=seed,
+        begun.conventions(
+            "shift profile", perturbed=scales.size, examples=examples, scale=scales.name, unmoved=scales.unmoved,
+            per=per if kind == "quantize" else None, aligned=align,
         ),
     )  # fmt: skip
 
@@ -391,7 +390,7 @@ def _lengths(ways: Sequence[_Way], scales: Scales) -> tuple[np.ndarray, np.ndarr
     for way in ways:
         square = ratio = 0.0
         for name, direction in way.directions.items():
-            delta, a = abs(way.t) * direction.double().abs(), scales.values[name].double().abs()
+            delta, a = abs(way.t) * doubled(direction).abs(), doubled(scales.values[name]).abs()
             square += float(delta.square().sum())
             ratio += float(torch.where(delta > 0, delta / a, 0.0).square().sum())
         plain.append(math.sqrt(square))

@@ -18,27 +18,27 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, network, numbers_of
-from wideflat.distributed.whole import whole_network, whole_tensors
+from wideflat.checks import choice, numbers_of, shown, whole
+from wideflat.checks.records import array, reading
+from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.hessian import Hessian
 from wideflat.energy.lanczos import lanczos
+from wideflat.energy.opening import Opened, opened
 from wideflat.energy.plane import Plane
-from wideflat.energy.profile import architecture, conventions
-from wideflat.energy.request import whole_passes
 from wideflat.energy.scales import Scales
-from wideflat.energy.selection import Selection, select_parameters
+from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import unwritten
-from wideflat.files import atomic_write
-from wideflat.notebook import new_axes
+from wideflat.files import atomic_write, read_json
+from wideflat.kernels.float64 import doubled
+from wideflat.notebook import axes_or_new
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -97,18 +97,16 @@ class Slice:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Slice:
         """The inverse of :meth:`to_dict`."""
-        content = dict(content)
-        if content.pop("format") != 1:
-            raise ValueError("expected format 1")
-        return cls(**{**content, **{name: np.array(content[name], dtype=float) for name in cls._ARRAYS}})
+        with reading("slice"):
+            content = dict(content)
+            if content.pop("format") != 1:
+                raise ValueError("expected format 1")
+            return cls(**{**content, **{name: array(name, content[name]) for name in cls._ARRAYS}})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Slice:
         """Read the JSON that :meth:`save` wrote."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a whole slice: {error}") from None
+        return read_json(path, "slice", cls.from_dict)
 
     def plot(self, ax: Any = None, levels: int = 20, **style: Any) -> Any:
         """Draw the line with its error bars, or the grid as contours; returns the axes of matplotlib.
@@ -118,7 +116,7 @@ class Slice:
             levels: Number of contours.
             **style: Passed on to ``Axes.errorbar`` or ``Axes.contour``.
         """
-        ax = new_axes() if ax is None else ax
+        ax, levels = axes_or_new(ax), whole("levels", levels, 1, 1000)
         label = rf"$\delta E$  [{self.conventions.get('metric', 'loss')}]"
         ax.set_xlabel("$x$")
         if self.mean.ndim == 1:
@@ -213,36 +211,30 @@ def slices(
         >>> found.mean.tolist()
         [0.0, 3.0, 8.0]
     """
-    model = whole_network(network(model))
     axis = np.linspace(-1, 1, 21) if positions is None else np.array(numbers_of("positions", positions))
-    if batch_norm not in ("eval", "batch"):
-        raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
-    evaluation = Evaluation(model, metric, batch_norm, forward)
-    names, words = select_parameters(model, parameters)
     others = _others(directions, dimensions)
-    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
+    begun = opened(
+        model, data, metric, parameters, batch_norm=batch_norm, forward=forward, batch_size=batch_size, seed=seed
+    )
+    evaluation, blocks = begun.evaluation, begun.blocks
     count = dimensions if others is None else len(others)
     shown = Progress("slices", None, progress)
-    with unwritten(model), evaluation.explained(), evaluation.prepared(), shown as bar:
+    with unwritten(begun.model), evaluation.explained(), evaluation.prepared(), shown as bar:
         if others is None:
-            found = _directions(str(directions), model, names, count, seed, evaluation, blocks)
+            found = _directions(str(directions), begun, count)
         else:
-            found = [_difference(model, names, other) for other in others]
-        plane = Plane(evaluation, names, found, blocks.first())
+            found = [_difference(begun.model, begun.names, other) for other in others]
+        plane = Plane(evaluation, begun.names, found, blocks.first())
         with plane:
             sums = _grid(evaluation, blocks, plane, list(itertools.product(axis.tolist(), repeat=count)), bar)
     shape = (len(axis),) * count
     mean, stderr = (values.reshape(shape) for values in sums.differences())
-    lengths = [np.sqrt(sum(float(part.double().square().sum()) for part in d.values())) for d in found]
+    lengths = [np.sqrt(sum(float(doubled(part).square().sum()) for part in d.values())) for d in found]
     return Slice(
         axis, mean, stderr, *sums.baseline(), np.array(lengths),
-        conventions(
-            "slice", metric=evaluation.metric_name, meaning=evaluation.meaning, parameters=words,
-            perturbed=sum(part.numel() for part in found[0].values()), architecture=architecture(model),
-            examples=round(sums.weight),
-            batch_norm=batch_norm if evaluation.norms else None,
-            directions="given" if others is not None else directions, seed=seed,
-            notes=plane.notes,
+        begun.conventions(
+            "slice", perturbed=sum(part.numel() for part in found[0].values()), examples=round(sums.weight),
+            directions="given" if others is not None else directions, notes=plane.notes,
         ),
     )  # fmt: skip
 
@@ -256,29 +248,29 @@ def _others(directions: Any, dimensions: int) -> list[Any] | None:
         if dimensions not in (1, 2):
             raise ValueError(f"dimensions must be 1 or 2, got {dimensions!r}")
         return None
+    if not isinstance(directions, (nn.Module, Mapping, list, tuple)):
+        raise TypeError(f"directions must be a word, or one or two other networks; got {shown(directions)}")
     others = [directions] if isinstance(directions, (nn.Module, Mapping)) else list(directions)
     if len(others) not in (1, 2):
         raise ValueError(f"directions lead to one or two other networks, got {len(others)}")
     return others
 
 
-def _directions(
-    kind: str, model: nn.Module, names: list[str], count: int, seed: int, evaluation: Evaluation, blocks: Blocks
-) -> list[dict[str, Tensor]]:
+def _directions(kind: str, begun: Opened, count: int) -> list[dict[str, Tensor]]:
     """Directions that have a name."""
-    parameters = dict(model.named_parameters())
+    names, evaluation, parameters = begun.names, begun.evaluation, dict(begun.model.named_parameters())
     weights = {name: parameters[name].detach() for name in names}
-    generator = torch.Generator().manual_seed(derive_seed(seed, "slices"))
+    generator = torch.Generator().manual_seed(derive_seed(begun.seed, "slices"))
     if kind == "filter":
-        a = Scales(model, names, "filter").values
+        a = Scales(begun.model, names, "filter").values
         return [{name: a[name] * _normal(weights[name], generator) for name in names} for _ in range(count)]
     flat = torch.cat([weight.flatten() for weight in weights.values()])
     if kind == "random":
         found = [torch.cat([_normal(w, generator).flatten() for w in weights.values()]) for _ in range(count)]
     else:
-        loss = Evaluation(model, "loss" if evaluation.metric_name == "error" else evaluation.metric,
+        loss = Evaluation(begun.model, "loss" if evaluation.metric_name == "error" else evaluation.metric,
                           evaluation.batch_norm, evaluation.forward)  # fmt: skip
-        hessian = Hessian(loss, blocks, names)
+        hessian = Hessian(loss, begun.blocks, names)
         hessian.loss()
         with Progress("eigenvectors", enabled=False) as quiet:
             _, _, found = lanczos(hessian, flat, count, 1e-3, 100, generator, quiet)
@@ -352,7 +344,7 @@ def _grid(
         plane.start(evaluation.load(block.batch))
         rows = []
         for point in (*points, (0.0,) * len(points[0])):
-            rows.append(plane.values(point, block.size).reshape(-1).cpu().numpy())
+            rows.append(plane.values(point, block.size).reshape(-1).cpu().numpy().copy())
             bar.advance()
         with np.errstate(invalid="ignore"):
             sums.add(np.stack(rows), evaluation.counted / len(rows[0]))

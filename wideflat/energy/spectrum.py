@@ -35,15 +35,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, whole
+from wideflat.checks import choice, network, whole
+from wideflat.distributed.whole import whole_network
 from wideflat.energy.eigenvalues import Spectrum
-from wideflat.energy.evaluation import Evaluation, Forward, Metric
+from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.hessian import MATRICES, SecondDerivative
 from wideflat.energy.lanczos import Krylov, Rule
-from wideflat.energy.profile import architecture, conventions
-from wideflat.energy.request import whole_passes
+from wideflat.energy.opening import Opened, opened
 from wideflat.energy.scales import NothingMoves, Scale, Scales
-from wideflat.energy.selection import Selection, layers_of, select_parameters
+from wideflat.energy.selection import Selection, layers_of
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -98,11 +98,11 @@ def spectrum(
         >>> found.eigenvalues.round(3).tolist()
         [3.0, 2.0, 1.0]
     """
-    names, words = select_parameters(model, parameters)
-    measurement = _Measurement(
-        model, data, matrix, (probes, steps, top), metric, batch_norm, seed, batch_size, forward, names
+    effort = _checked_effort(matrix, probes, steps, top, metric)
+    begun = opened(
+        model, data, metric, parameters, batch_norm=batch_norm, forward=forward, batch_size=batch_size, seed=seed
     )
-    return measurement.run({words: names}, scale, progress)[words]
+    return _Measurement(begun, matrix, effort).run({begun.words: begun.names}, scale, progress)[begun.words]
 
 
 def layer_spectra(
@@ -149,48 +149,47 @@ def layer_spectra(
         >>> {name: found.size for name, found in layer_spectra(model, data, progress=False).items()}
         {'0': 16, '2': 10}
     """
+    effort = _checked_effort(matrix, probes, steps, top, metric)
+    model = whole_network(network(model))
     groups = layers_of(model, layers)
-    names = [name for group in groups.values() for name in group]
-    measurement = _Measurement(
-        model, data, matrix, (probes, steps, top), metric, batch_norm, seed, batch_size, forward, names
-    )
-    return measurement.run(groups, scale, progress)
+    names = {name for group in groups.values() for name in group}
+    begun = opened(
+        model, data, metric, lambda name, _: name in names, batch_norm=batch_norm, forward=forward,
+        batch_size=batch_size, seed=seed,
+    )  # fmt: skip
+    return _Measurement(begun, matrix, effort).run(groups, scale, progress)
+
+
+def _checked_effort(matrix: str, probes: int, steps: int, top: int, metric: Metric) -> tuple[int, int, int]:
+    """Probes, steps and eigenvalues to name, or an error that says what was expected."""
+    choice("matrix", matrix, MATRICES)
+    if isinstance(metric, str) and metric == "error":
+        raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
+    return whole("probes", probes, 1, 10**6), whole("steps", steps, 1, 10**6), whole("top", top, 0, 10**6)
 
 
 class _Measurement:
     """Spectra of several groups of parameters of one network."""
 
-    def __init__(
-        self, model: nn.Module, data: Any, matrix: str, effort: tuple[int, int, int], metric: Metric, batch_norm: str,
-        seed: int, batch_size: int | None, forward: Forward | None, names: list[str],
-    ) -> None:  # fmt: skip
-        choice("matrix", matrix, MATRICES)
-        choice("batch_norm", batch_norm, ("eval", "batch"))
-        self.probes, self.steps, self.top = (
-            whole(name, value, least, 10**6)
-            for name, value, least in zip(("probes", "steps", "top"), effort, (1, 1, 0), strict=True)
-        )
-        if isinstance(metric, str) and metric == "error":
-            raise ValueError('the error has no Hessian: it is a step function; use metric="loss"')
-        self.model, self.matrix, self.seed, self.names = model, matrix, seed, names
-        self.evaluation = Evaluation(model, metric, batch_norm, forward)
-        self.blocks, self.batch_size = whole_passes(self.evaluation, data, batch_size, seed)
-        self.operator: SecondDerivative = MATRICES[matrix](self.evaluation, self.blocks, names)
+    def __init__(self, begun: Opened, matrix: str, effort: tuple[int, int, int]) -> None:
+        self.begun, self.matrix, (self.probes, self.steps, self.top) = begun, matrix, effort
+        self.operator: SecondDerivative = MATRICES[matrix](begun.evaluation, begun.blocks, begun.names)
 
     def run(self, groups: dict[str, list[str]], scale: Scale, progress: bool) -> dict[str, Spectrum]:
         """The spectrum of each group, by its words."""
         scales, refused = {}, None
         for words, names in groups.items():
             try:
-                scales[words] = Scales(self.model, names, scale)
+                scales[words] = Scales(self.begun.model, names, scale)
             except NothingMoves as reason:
                 refused = reason
         if not scales:
             raise refused or ValueError("the network has no layer with parameters of its own")
         total = sum(len(batch) for batch in self._batches(scales)) * self.steps
         found: dict[str, list[Rule]] = {words: [] for words in scales}
-        with self.evaluation.prepared(), Progress("spectrum", total, enabled=progress) as bar:
-            with self.evaluation.explained():
+        evaluation = self.begun.evaluation
+        with evaluation.prepared(), Progress("spectrum", total, enabled=progress) as bar:
+            with evaluation.explained():
                 baseline = self.operator.loss()
             for batch in self._batches(scales):
                 for words, rule in zip([words for words, _ in batch], self._rules(batch, scales, bar), strict=True):
@@ -213,7 +212,7 @@ class _Measurement:
 
     def _rules(self, batch: list[tuple[str, int]], scales: dict[str, Scales], bar: Progress) -> list[Rule]:
         """The rules of a batch of probes, which share the forward passes."""
-        place = {name: i for i, name in enumerate(self.names)}
+        place = {name: i for i, name in enumerate(self.begun.names)}
         each = {words: [probe for w, probe in batch if w == words] for words in dict.fromkeys(w for w, _ in batch)}
         groups = {words: [place[name] for name in scales[words].values] for words in each}
         a = {words: scales[words].flat()[:, None] for words in each}
@@ -230,7 +229,7 @@ class _Measurement:
         """Random vectors as columns; their directions are uniform."""
         columns = []
         for probe in numbers:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, "probe", words, probe))
+            generator = torch.Generator().manual_seed(derive_seed(self.begun.seed, "probe", words, probe))
             columns.append(torch.randn(len(like), generator=generator).to(like))
         return torch.stack(columns, 1)
 
@@ -242,15 +241,11 @@ class _Measurement:
         )
         tops = [(rule.nodes[::-1][: self.top], rule.residuals[::-1][: self.top]) for rule in found]
         eigenvalues, residuals = min(tops, key=lambda pair: float(pair[1].sum()))
-        evaluation, norms = self.evaluation, bool(self.evaluation.norms)
         return Spectrum(
             nodes, weights, eigenvalues, residuals, scales.size, baseline,
-            conventions(
-                "spectrum", matrix=self.matrix, metric=evaluation.metric_name, meaning=evaluation.meaning,
-                scale=scales.name, unmoved=scales.unmoved, batch_norm=evaluation.batch_norm if norms else None,
-                batch_size=self.batch_size if norms and evaluation.batch_norm == "batch" else None, parameters=words,
-                perturbed=scales.size, architecture=architecture(self.model), examples=self.operator.examples,
-                steps=self.steps, probes=len(found), seed=self.seed,
+            self.begun.conventions(
+                "spectrum", matrix=self.matrix, scale=scales.name, unmoved=scales.unmoved, parameters=words,
+                perturbed=scales.size, examples=self.operator.examples, steps=self.steps, probes=len(found),
                 notes=self.operator.notes,
             ),
         )  # fmt: skip

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -29,20 +28,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice
-from wideflat.distributed.whole import whole_network
+from wideflat.checks import choice, whole
 from wideflat.energy.ascent import BALLS, Ball, climb
 from wideflat.energy.blocks import Block, Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
-from wideflat.energy.profile import LocalEnergy, architecture, check_sigmas, conventions
-from wideflat.energy.request import whole_passes
+from wideflat.energy.opening import opened
+from wideflat.energy.profile import LocalEnergy, check_sigmas
 from wideflat.energy.scales import Scale, Scales
-from wideflat.energy.selection import Selection, select_parameters
+from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
 __all__ = ["worst_case"]
+
+#: More steps of an ascent, or restarts, are never meant.
+MOST_STEPS = 10**5
 
 
 def worst_case(
@@ -107,21 +108,18 @@ def worst_case(
     if noise not in ("pass", "batch"):
         raise ValueError(f'noise must be "pass" or "batch", got {noise!r}: a worst case has no noise of one example')
     for name, value, least in (("steps", steps, 1), ("restarts", restarts, 0)):
-        if not hasattr(value, "__index__") or operator.index(value) < least:
-            raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+        whole(name, value, least, MOST_STEPS)
     choice("ball", ball, BALLS)
     if isinstance(objective, str) and objective == "error":
         raise ValueError('objective must have a gradient, and the error is a step function; use objective="loss"')
-    if batch_norm not in ("eval", "batch"):
-        raise ValueError(f'batch_norm must be "eval" or "batch", got {batch_norm!r}')
-    model = whole_network(model)
-    evaluation = Evaluation(model, metric, batch_norm, forward)
-    names, words = select_parameters(model, parameters)
-    scales = Scales(model, names, scale)
-    ascent = Evaluation(model, objective, batch_norm, forward)
-    blocks, batch_size = whole_passes(evaluation, data, batch_size, seed)
+    begun = opened(
+        model, data, metric, parameters, batch_norm=batch_norm, forward=forward, batch_size=batch_size, seed=seed
+    )
+    evaluation, blocks = begun.evaluation, begun.blocks
+    scales = Scales(begun.model, begun.names, scale)
+    ascent = Evaluation(begun.model, objective, batch_norm, forward)
     shown = Progress("worst case", enabled=progress)
-    with evaluation.prepared(), SharedNoise(model, names) as change, shown as bar:
+    with evaluation.prepared(), SharedNoise(begun.model, begun.names) as change, shown as bar:
         search = _Search(evaluation, ascent, change, scales, (ball, steps, restarts, seed), bar)
         totals, base, sizes = np.zeros(len(radii)), 0.0, 0
         for number, group in enumerate(_groups(blocks, noise)):
@@ -137,24 +135,18 @@ def worst_case(
         baseline=base / sizes,
         evaluations=np.full(len(radii), sizes),
         passes=np.ones(len(radii)),
-        conventions=conventions(
+        conventions=begun.conventions(
             _words(scales.name, ball, steps, restarts, noise),
-            metric=evaluation.metric_name,
-            meaning=evaluation.meaning,
+            batches_matter=noise == "batch",
             objective=ascent.metric_name,
             ball=ball,
             steps=steps,
             restarts=restarts,
             noise=noise,
-            batch_norm=batch_norm if evaluation.norms else None,
-            batch_size=batch_size if noise == "batch" or (evaluation.norms and batch_norm == "batch") else None,
-            parameters=words,
             perturbed=scales.size,
             scale=scales.name,
             unmoved=scales.unmoved,
-            architecture=architecture(model),
             examples=sizes,
-            seed=seed,
         ),
     )
 
@@ -186,13 +178,13 @@ class _Search:
     def totals(self, blocks: Callable[[], Iterable[Block]], delta: Tensor | None) -> tuple[float, int]:
         """Sum of the metric over the examples at a point (None for w), and the number of examples."""
         self._move(delta)
-        total, count = 0.0, 0
+        values, counts = [], []
         for block in blocks():
             value, counted = self.evaluation.mean(self.evaluation.load(block.batch), block.size)
-            total += float(value) * counted
-            count += counted
+            values.append(value.detach())
+            counts.append(counted)
             self.bar.advance()
-        return total, count
+        return _total(values, counts), sum(counts)
 
     def worst(self, blocks: Callable[[], Iterable[Block]], radii: np.ndarray, base: float, number: int) -> np.ndarray:
         """Sum of the metric over the examples at the worst point found for each radius."""
@@ -237,15 +229,17 @@ class _Search:
     ) -> tuple[float, Tensor]:
         """The sum of the objective over the examples, and its gradient in delta (zeros if it is not asked for)."""
         self._move(delta)
-        total, gradient = 0.0, {name: torch.zeros_like(scale) for name, scale in self.scale.items()}
+        gradient = {name: torch.zeros_like(scale) for name, scale in self.scale.items()}
+        values, counts = [], []
         for block in blocks():
             with self.ascent.differentiable(self.names if with_gradient else []) as parameters:
                 value, counted = self.ascent.mean(self.ascent.load(block.batch), block.size)
-                total += float(value.detach()) * counted
+                values.append(value.detach())
+                counts.append(counted)
                 if with_gradient:
                     self._add(gradient, value * counted, list(parameters.values()))
             self.bar.advance()
-        return total, torch.cat([part.flatten() for part in gradient.values()])
+        return _total(values, counts), torch.cat([part.flatten() for part in gradient.values()])
 
     def _add(self, gradient: dict[str, Tensor], value: Tensor, parameters: list[nn.Parameter]) -> None:
         if not value.requires_grad:
@@ -266,3 +260,9 @@ def _groups(blocks: Blocks, noise: str) -> Iterator[Callable[[], Iterable[Block]
     else:
         for block in blocks.visit(0):
             yield functools.partial(list[Block], [block])
+
+
+def _total(values: list[Tensor], counts: list[int]) -> float:
+    """The sum of means times counts: the host waits for the device once for all of them."""
+    means = torch.stack(values).cpu().double() if values else torch.zeros(0, dtype=torch.float64)
+    return math.fsum(mean * count for mean, count in zip(means.tolist(), counts, strict=True))

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat.checks import numbers_of
+from wideflat.checks.records import reading
 from wideflat.files import atomic_write, read_npz
-from wideflat.notebook import Result, new_axes
+from wideflat.notebook import Result, axes_or_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +79,7 @@ class LocalEntropy(Result):
         Phi is interpolated linearly in log d. The last dimension of the result is that of the argument (none for a
         number).
         """
-        wanted = np.atleast_1d(np.asarray(relative_distance, dtype=float))
+        wanted = np.array(numbers_of("relative_distance", relative_distance))
         rows = []
         for x, y, ok in zip(*(t.reshape(-1, len(self.deltas)).numpy() for t in self._curve()), strict=True):
             x, y = x[ok], y[ok]
@@ -101,7 +103,7 @@ class LocalEntropy(Result):
             ax: Axes to draw in; new ones if None.
             style: For ``Axes.plot``: ``label``, ``color`` and so on.
         """
-        ax = new_axes() if ax is None else ax
+        ax = axes_or_new(ax)
         x, y, ok = (t.reshape(-1, len(self.deltas)).numpy() for t in self._curve())
         x, y = np.where(ok, x, np.nan), np.where(ok, y, np.nan)
         error = self.phi_stderr.reshape(y.shape).numpy()
@@ -138,11 +140,14 @@ class LocalEntropy(Result):
             found = read_npz(path)
             if str(found.get("kind")) != _KIND:
                 raise ValueError(f"{path} is not a curve written by LocalEntropy.save()")
-            curve = cls._from_arrays(found, "")
-            others = [name.removesuffix("/phi") for name in found if name.endswith("/phi")]
-            curve.others = {name: cls._from_arrays(found, f"{name}/") for name in others}
-            return curve
-        except (KeyError, TypeError) as error:
+            with reading("curve"):
+                curve = cls._from_arrays(found, "")
+                others = [name.removesuffix("/phi") for name in found if name.endswith("/phi")]
+                curve.others = {name: cls._from_arrays(found, f"{name}/") for name in others}
+                return curve
+        except ValueError as error:
+            if str(path) in str(error):
+                raise
             raise ValueError(f"{path} is damaged and cannot be read ({error}): compute it again") from error
 
     @classmethod

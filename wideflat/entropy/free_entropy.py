@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 
 from wideflat.checks import network as checked_network
 from wideflat.checks import number, numbers_of, whole
+from wideflat.checks.records import location, reading
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.scales import Scale
@@ -47,7 +47,7 @@ from wideflat.entropy.temperatures import Grid
 from wideflat.entropy.volume import Integration
 from wideflat.entropy.volumes import FreeEntropy
 from wideflat.entropy.walks import Effort, Walk, first_trajectories
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, must_not_swell
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -92,7 +92,7 @@ def free_entropy(
     progress: bool = True,
     *,
     burn: int = 12,
-    points: int = 64,
+    points: int = 128,
     subset: int | None = None,
     subset_seed: int = 0,
     batch_size: int | None = None,
@@ -166,15 +166,15 @@ def free_entropy(
             f'measure="error" counts solutions and has no temperature, got beta={beta}; solution_beta says where they '
             "are counted, which the result does not depend on"
         )
-    if solution_beta is not None and not solution_beta > 0:
-        raise ValueError(f"solution_beta must be positive, got {solution_beta}")
+    if solution_beta is not None:
+        number("solution_beta", solution_beta, above=0)
     cap = MOST_STEPS_AT_KINKS if measure == "error" else MOST_STEPS
     effort = Effort(chains, samples, burn, points, int(seed), cap, target_stderr, quick)
     fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
     network = Network(model, fixed, measure, scale, parameters, forward, batch_norm)
     measurement = _Measurement(network, strengths, beta, effort, on_errors, solution_beta, minutes, progress)
     measurement.conventions |= {"subset": None if subset is None else [subset, subset_seed]}
-    return measurement.run(None if checkpoint is None else Path(checkpoint))
+    return measurement.run(None if checkpoint is None else location("checkpoint", checkpoint))
 
 
 class _Measurement:
@@ -343,11 +343,15 @@ class _Measurement:
         if self.path is None or not self.path.exists():
             return None
         try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise ValueError(f"{self.path} cannot be read as a checkpoint ({str(error).splitlines()[0]})") from None
+            content = torch.load(must_not_swell(self.path), map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged file runs torch into
+            raise ValueError(f"{self.path} cannot be read as a checkpoint ({str(error)[:200]!r})") from None
         if not isinstance(content, dict) or content.get("kind") != _KIND:
             raise ValueError(f"{self.path} is not a checkpoint of free_entropy")
+        with reading(f"checkpoint of free_entropy, {self.path}"):
+            return self._of(content)
+
+    def _of(self, content: dict[str, Any]) -> dict[str, Any] | None:
         other = [name for name in self.key if content["key"].get(name) != self.key[name]]
         if other:
             raise ValueError(

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from wideflat.energy.shared_noise import fill_normal
+from wideflat.kernels.float64 import has_float64
 from wideflat.seeds import derive_seed
 
 __all__ = ["Chain", "Energy", "Plan", "Trace", "advance", "normal", "start", "trajectory"]
@@ -293,4 +294,4 @@ def _seen(trace: Trace, chain: Chain, beta: float, accept: float, error: float, 
 def _dot(a: Tensor, b: Tensor) -> float:
     """The product of two vectors, summed in float64 (on the CPU where the device knows no float64)."""
     product = a * b
-    return float((product.cpu() if product.device.type == "mps" else product).sum(dtype=torch.float64))
+    return float((product if has_float64(product.device) else product.cpu()).sum(dtype=torch.float64))

@@ -15,8 +15,13 @@ For ``measure="error"`` the share p of samples at the top at which every example
 Z(B) + log p. Both come from the same samples: of the top node V - [V = 0]/(omega_K p) takes the place of V in every
 error.
 
-Where the points alone reach beta nothing has to be integrated. A single chain is then started at the weights all the
-same: a well there that no random point has met shows in its V.
+Where the points alone reach beta nothing has to be integrated. Chains are then started at the weights all the same: a
+well there that no random point has met shows in their V, in the mean or as values below those of all points. What they
+cannot exclude, a well they left before they counted and would have come back to, is added to the error:
+
+.. code-block:: text
+
+    min(1, (points/3)^-1 (1/Z - 1)) / samples        of the points at most three would have missed it; V >= V(w) in it
 """
 
 from __future__ import annotations
@@ -32,6 +37,16 @@ from wideflat.entropy.temperatures import Grid, Prior
 from wideflat.entropy.volume import Integration
 
 __all__ = ["bracket", "integrate"]
+
+#: The fewest independent samples of a chain, over the nodes as they count in the error.
+FEWEST = 2.0
+#: The standard deviation between chains of the logarithm of the step, and the R-hat at the same node, above which the
+#: chains are in different places.
+APART, LARGEST_R_HAT = 0.55, 1.6
+#: How far below all points, in beta V, a chain from the weights may come where points alone give the value.
+DEEPER = 3.0
+#: A chain that accepts less than this at one node is stuck.
+STUCK = 0.2
 
 
 class _Side:
@@ -58,6 +73,7 @@ class _Sum:
     def __init__(self, values: Sequence[np.ndarray], weights: np.ndarray) -> None:
         self.totals = -weights @ np.array([node.mean(0) for node in values])
         self.var, self.freedom, self.tau = variances(values)
+        self.raw_tau = np.array([autocorrelation_time(node) for node in values])
         self.parts = weights**2 * self.var
         halves = [node[len(node) // 2 :].mean() - node[: len(node) // 2].mean() for node in values]
         self.drift = float(-weights @ np.array(halves))
@@ -90,7 +106,7 @@ def integrate(
         prior: V at independent points.
         grid: The nodes; None where the points reach beta by themselves.
         up: For each chain that goes up its traces at the nodes 1 to K.
-        down: For each chain that goes down the same; without a grid one chain at beta.
+        down: For each chain that goes down the same; without a grid they are at beta alone.
         sigma: Strength of the noise.
         beta: Inverse temperature.
         size: N, the dimension that is walked in.
@@ -159,17 +175,19 @@ def _walked(prior: Prior, grid: Grid, up: _Side, down: _Side, sigma: float, size
     apart = np.abs(up.means("values") - down.means("values")) / np.sqrt(above.var + below.var).clip(1e-300)
     found.diagnostics["node_gap"] = apart.tolist()
     found.diagnostics["contribution"] = np.sqrt(both.parts).tolist()
-    found.flags = _refusals(found, size, [up, down], share)
+    found.flags = {**_refusals(found, size, [up, down], share), **_mixing(found, [up, down], both)}
     return found
 
 
 def _points_alone(prior: Prior, check: _Side, sigma: float, beta: float, size: int, solutions: bool) -> Integration:
-    """Where the points reach beta; ``check`` is a chain from the weights."""
+    """Where the points reach beta; ``check`` are the chains from the weights."""
     share = _Share([prior.values[:, None]]) if solutions else None
     log_z, stderr = prior.log_z, prior.stderr()
     if share is not None:  # the points solve every example often enough: count them
         log_z, stderr = share.log, math.hypot(share.stderr, share.least_error)
     seen = check.values[0]
+    unmet = min(1.0, 3 / len(prior.values) * math.expm1(min(30.0, max(0.0, -log_z))))
+    stderr = math.hypot(stderr, unmet / seen.size)
     var = float(variances([seen])[0][0])
     mean, spread = prior.mean, prior.mean_stderr
     found = Integration(
@@ -196,6 +214,9 @@ def _points_alone(prior: Prior, check: _Side, sigma: float, beta: float, size: i
     found.ratio, found.ratio_stderr = _excess_of_norm([check], beta, solutions)
     _diagnose(found, [check], variances([seen])[2])
     found.flags = _refusals(found, size, [check], share)
+    deepest = beta * float(prior.values.min() - seen.min())
+    if deepest > DEEPER and "gap" not in found.flags:
+        found.flags["gap"] = f"a chain from the weights was {deepest:.3g} below every point"
     return found
 
 
@@ -289,6 +310,7 @@ def _refusals(found: Integration, size: int, sides: Sequence[_Side], share: _Sha
     with np.errstate(invalid="ignore"):
         virial = float(np.max(np.abs([v.mean() for v in virials]) / np.sqrt(np.maximum(var, floors))))
     accept = min(float(side.means("accept").min()) for side in sides)
+    stuck = min(float(node.mean(0).min()) for side in sides for node in side.stack("accept"))
     short = max(float(side.means("short").max()) for side in sides)
     node_gap = max(found.diagnostics.get("node_gap", [0.0]))
     below = found.lower - found.log_z - 3 * (found.statistical + found.lower_stderr)
@@ -300,7 +322,7 @@ def _refusals(found: Integration, size: int, sides: Sequence[_Side], share: _Sha
         "node_gap": (node_gap > 6, f"{node_gap:.1f} errors"),
         "drift": (abs(found.drift) > 3 * found.gap_stderr, f"{found.drift:+.3g} +- {found.gap_stderr:.2g}"),
         "virial": (not virial <= 4.5, f"{virial:.1f} errors"),
-        "accept": (not accept >= 0.5, f"{accept:.2f}"),
+        "accept": (not (accept >= 0.5 and stuck >= STUCK), f"{accept:.2f}, of one chain {stuck:.2f}"),
         "cap": (short > 0.5, f"{100 * short:.0f} % of the trajectories"),
         "bounds": (max(below, above) > 0, f"{found.log_z:.4g} in [{found.lower:.4g}, {found.upper:.4g}]"),
         "quadrature": (not found.quadrature <= max(1.0, 0.05 * abs(found.log_z)), f"{found.quadrature:.2g}"),
@@ -308,6 +330,29 @@ def _refusals(found: Integration, size: int, sides: Sequence[_Side], share: _Sha
         "energy": (not math.isfinite(found.log_z) or not math.isfinite(found.stderr), f"log Z = {found.log_z}"),
     }
     return {name: figures for name, (holds, figures) in conditions.items() if holds}
+
+
+def _mixing(found: Integration, sides: Sequence[_Side], both: _Sum) -> dict[str, str]:
+    """Whether the chains moved enough for an error to be read off them, and whether all of them are in one place.
+
+    An error that is estimated from chains of fewer than two correlation times means nothing. Nor does it where V lies
+    apart from chain to chain (R-hat) *and* each has adapted to another curvature: then there is a core that long steps
+    do not find and a plain that short ones do not cross, and chains that agree in the mean do so by chance.
+    """
+    steps = np.log([[trace.step for side in sides for trace in side.nodes[k]] for k in range(len(both.raw_tau))])
+    count = steps.shape[1]
+    samples = np.array(found.diagnostics["samples"]) / count / both.raw_tau  # independent ones of a chain
+    total = float(both.parts.sum())
+    independent = total / float((both.parts / samples).sum()) if total > 0 else math.inf
+    spread = steps.std(1, ddof=1)
+    r_hat = np.array(found.diagnostics["r_hat"])
+    found.diagnostics["independent"] = samples.tolist()
+    found.diagnostics["step_spread"] = spread.tolist()
+    apart = (spread > APART) & (r_hat > LARGEST_R_HAT)
+    if apart.any():
+        k = int(np.argmax(np.where(apart, r_hat, 0)))
+        return {"mixing": f"steps {np.exp(spread[k]):.1f}-fold apart where R-hat = {r_hat[k]:.1f}"}
+    return {"mixing": f"{independent:.1f} independent samples a chain"} if independent < FEWEST else {}
 
 
 def bracket(

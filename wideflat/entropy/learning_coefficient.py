@@ -29,6 +29,7 @@ from wideflat.checks import network as checked_network
 from wideflat.checks import whole
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
+from wideflat.energy.lanczos import Krylov
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
 from wideflat.entropy.fixed_data import FixedData
@@ -185,20 +186,10 @@ def lanczos_quadrature(
     values = []
     for _ in range(probes):
         signs = 2 * torch.randint(0, 2, (like.numel(),), generator=generator) - 1
-        q = signs.to(like) / math.sqrt(like.numel())
-        basis, alpha, off = [q], [], []
-        for _ in range(min(steps, like.numel())):
-            v = product(basis[-1])
-            alpha.append(float(basis[-1] @ v))
-            for _ in range(2):  # twice is enough
-                for u in basis:
-                    v = v - (u @ v) * u
-            off.append(float(v.norm()))
-            if off[-1] <= 1e-6 * max(map(abs, alpha)) or len(alpha) == steps:
-                break
-            basis.append(v / off[-1])
-        inner = off[: len(alpha) - 1]
-        theta, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(inner, 1) + np.diag(inner, -1))
-        values.append(like.numel() * float(vectors[0] ** 2 @ function(theta)))
+        krylov = Krylov(signs.to(like)[:, None], steps)
+        while not krylov.ended:
+            krylov.take(product(krylov.columns[:, 0])[:, None])
+        (rule,) = krylov.rules()
+        values.append(like.numel() * float(rule.weights @ function(rule.nodes)))
     spread = float(np.std(values, ddof=1) / math.sqrt(probes)) if probes > 1 else math.nan
     return float(np.mean(values)), spread

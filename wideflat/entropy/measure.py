@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
-from wideflat.checks import numbers_of, real_tensor
+from wideflat.checks import numbers_of, real_tensor, shown
 from wideflat.committee.machine import wrong_patterns
 from wideflat.entropy.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP
 from wideflat.entropy.curve import LocalEntropy
@@ -52,6 +52,9 @@ METHODS: dict[str, str] = {
 
 #: Delta = 0.01 to 3 in equal ratios: d/D from 0.005 to 1.5 where the constraints hardly bind.
 DELTAS: tuple[float, ...] = tuple(float(f"{0.01 * 300 ** (k / 12):.4g}") for k in range(13))
+
+#: Wider Gaussians are never meant.
+MOST_DELTA = 1e6
 
 #: References in one computation: more would not be faster and need more memory.
 _CHUNK = 64
@@ -279,6 +282,11 @@ def _curve(
 def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    if isinstance(weights, torch.nn.Module):
+        raise TypeError(
+            "local_entropy is for committee machines, and takes their weights, a tensor of shape (H, N); for a network "
+            f"there is wideflat.free_entropy; got {shown(weights)}"
+        )
     weights = real_tensor("weights", weights).detach().to(dtype)
     inputs = real_tensor("inputs", inputs).detach().to(weights)
     targets = real_tensor("targets", targets).detach().to(weights)
@@ -313,6 +321,10 @@ def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tup
 
 def _checked_deltas(deltas: Sequence[float] | Tensor | None) -> list[float]:
     grid = DELTAS if deltas is None else tuple(numbers_of("deltas", deltas, above=0))
+    if grid[-1] > MOST_DELTA:
+        raise ValueError(
+            f"deltas must be at most {MOST_DELTA:g}, got {grid[-1]:g}: so wide a Gaussian forgets its center"
+        )
     if any(b <= a for a, b in itertools.pairwise(grid)):
         raise ValueError(f"deltas must grow, since each point starts from the one before; got {list(grid)}")
     return list(grid)

@@ -29,6 +29,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.entropy.fixed_data import FixedData
+from wideflat.kernels.float64 import doubled
 
 __all__ = ["Network", "NetworkEnergy", "block_size", "margin"]
 
@@ -193,7 +194,7 @@ class Network:
         if not isinstance(values, Tensor) or values.shape != (size,):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"measure must give one value for each of the {size} examples of a batch, got {shape}")
-        return values.cpu().double() if values.device.type == "mps" else values.double()
+        return doubled(values)
 
     def check(self, seed: int) -> None:
         """Refuse a network whose energy is not a fixed function, or has no gradient."""

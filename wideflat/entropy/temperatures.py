@@ -6,7 +6,9 @@ r"""The inverse temperatures of a thermodynamic integration: what independent po
     d log Z/dbeta = -<V>_beta
     log Z(beta)   = log Z(beta_low) - integral of lambda d log beta from beta_low to beta,     lambda = beta <V>_beta
 
-Up to beta_low, the largest beta at which half of the independent points still count, they give log Z by themselves.
+Up to beta_low, the largest beta at which two thirds of the independent points still count, they give log Z by
+themselves. (Half of 64 points were not enough: their weights miss what lies in the tail of low V, and log Z came out
+too low by more than three stated errors in 2 % of cases for a Gaussian V, in 9 % for one skewed to low values.)
 From there the integral over log beta is taken by the rule of Clenshaw and Curtis.
 """
 
@@ -19,6 +21,9 @@ from functools import cached_property
 import numpy as np
 
 __all__ = ["Grid", "Prior", "clenshaw_curtis", "effective"]
+
+#: The share of the points that must count.
+COUNTING = 2 / 3
 
 
 def effective(values: np.ndarray, beta: float) -> float:
@@ -48,22 +53,22 @@ class Prior:
 
     @classmethod
     def of(cls, values: np.ndarray, beta: float) -> Prior:
-        """The points with beta_low, the largest beta at which at least half of them count, found by bisection."""
+        """The points with beta_low, the largest beta at which enough of them count, found by bisection."""
         finite = int(np.isfinite(values).sum())
         if finite < 0.55 * len(values):
             raise ValueError(
                 f"the energy is finite at {finite} of {len(values)} random points only: sigma is too large for this "
                 "network (or its weights are not finite); take a smaller one"
             )
-        half = 0.5 * len(values)
-        if effective(values, beta) >= half:
+        enough = COUNTING * finite
+        if effective(values, beta) >= enough:
             return cls(values, beta)
         high, low = beta, beta
-        while effective(values, low) < half:
+        while effective(values, low) < enough:
             high, low = low, low / 2
         for _ in range(40):
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if effective(values, middle) >= half else (low, middle)
+            low, high = (middle, high) if effective(values, middle) >= enough else (low, middle)
         return cls(values, low)
 
     @cached_property

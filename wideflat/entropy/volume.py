@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from wideflat.checks.records import share
 from wideflat.energy.stratified import student_quantile
 
 __all__ = ["FLAGS", "Integration"]
@@ -17,6 +18,7 @@ FLAGS: dict[str, str] = {
     "drift": "V still moves while it is sampled: more burn-in and samples",
     "virial": "the virial theorem does not hold: not in equilibrium, or V is not smooth",
     "accept": "too few trajectories are accepted: more burn-in, so that the step can adapt",
+    "mixing": "the chains hardly move, or are in places of other curvature: more samples and chains",
     "cap": "trajectories are cut short: sigma or beta is too large for the longest allowed",
     "bounds": "the value lies outside its own bounds: not in equilibrium",
     "quadrature": "lambda bends too much between the nodes: target_stderr adds some",
@@ -119,8 +121,7 @@ class Integration:
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Log Z -+ Student's t times the error."""
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {level}")
+        level = share("level", level)
         half = student_quantile(level, self.dof) * self.stderr if self.stderr else 0.0
         return self.log_z - half, self.log_z + half
 

@@ -6,14 +6,15 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wideflat.checks import instance
+from wideflat.checks.records import reading
 from wideflat.entropy.volume import Integration
-from wideflat.files import atomic_write
-from wideflat.notebook import Result, new_axes
+from wideflat.files import atomic_write, read_json
+from wideflat.notebook import Result, axes_or_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,6 +175,7 @@ class FreeEntropy(Result):
             other: What to subtract.
             force: Compare in spite of other conventions, or of values that did not converge.
         """
+        instance("other", other, FreeEntropy)
         if self.sigmas.shape != other.sigmas.shape or not np.allclose(self.sigmas, other.sigmas, rtol=1e-6):
             raise ValueError(f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}")
         mine, theirs = self.conventions, other.conventions
@@ -211,11 +213,9 @@ class FreeEntropy(Result):
         """The inverse of :meth:`to_dict`."""
         if not isinstance(content, dict) or content.get("kind") != cls.KIND or content.get("format") != 1:
             raise ValueError(f"expected a {cls.KIND} of format 1")
-        try:
+        with reading(cls.KIND):
             points = [Integration.from_dict(point) for point in content["points"]]
             return cls(points, dict(content["conventions"]), bool(content["complete"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"a part is missing or damaged ({error})") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""
@@ -226,10 +226,7 @@ class FreeEntropy(Result):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FreeEntropy:
         """Read what :meth:`save` wrote."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a whole free entropy: {error}") from None
+        return read_json(path, "free entropy", cls.from_dict)
 
     # ---- looking at it
 
@@ -244,7 +241,7 @@ class FreeEntropy(Result):
             ax: Axes of matplotlib; by default those of a new figure.
             label: Put before sigma in the legend.
         """
-        ax = new_axes() if ax is None else ax
+        ax = axes_or_new(ax)
         for point in self.points:
             words = f"{label + ', ' if label else ''}$\\sigma$ = {point.sigma:g}: {_value(point)}"
             betas, llc = (np.array([*free, *walked]) for free, walked in _both_parts(point))

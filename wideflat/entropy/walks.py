@@ -2,7 +2,7 @@
 
 .. code-block:: text
 
-    64 independent points                                V alone, no gradient
+    128 independent points                               V alone, no gradient
     R chains down from beta, started at the weights      12 + 18 trajectories a node, three times the burn-in at first
     R chains up from beta_low, started from N(0, 1)      12 + 18 trajectories a node
 
@@ -44,6 +44,9 @@ ENDS_BYTES = 2**28
 #: Points after which more are not drawn.
 MOST_POINTS = 2**16
 
+#: Trajectories after which a chain from the weights counts where points alone give the value.
+LOOK_AFTER = 4
+
 _Traces = dict[Fraction, Trace]  # of one chain, by the place of the node in the grid: 0 is beta_low, 1 is beta
 
 
@@ -65,7 +68,7 @@ class Effort:
     chains: int = 2
     samples: int = 18
     burn: int = 12
-    points: int = 64
+    points: int = 128
     seed: int = 0
     cap: int = 100
     target_stderr: float | None = None
@@ -174,11 +177,18 @@ class Walk:
         return float(np.mean(np.array(trace.values) == 0))
 
     def _points_alone(self, prior: Prior) -> Integration:
-        """No integral is needed: points, and one chain from the weights that looks for what they may have missed."""
+        """No integral is needed: points, and chains from the weights that look for what they may have missed.
+
+        All but their first few trajectories are kept: a well at the weights shows as long as they have not left it.
+        """
         self.forecast(None)
-        check = self._chain("down 0", (self.beta,), (self.effort.burn,), self._at_weights)
+        burn = min(LOOK_AFTER, self.effort.burn)
+        keep = (self.effort.burn - burn + self.effort.samples,)
+        checks = [
+            self._chain(f"down {r}", (self.beta,), (burn,), self._at_weights, keep) for r in range(self.effort.chains)
+        ]
         while True:
-            found = integrate(prior, None, [], [check], **self._about())
+            found = integrate(prior, None, [], checks, **self._about())
             target = self.effort.target_stderr
             if target is None or found.stderr <= target or len(prior.values) >= MOST_POINTS:
                 return found
@@ -338,4 +348,5 @@ def first_trajectories(effort: Effort, grid: Grid | None) -> int:
     """How many trajectories there will be, before any extension."""
     if grid is not None:
         return effort.trajectories(grid.order)
-    return (3 if effort.quick else 1) * effort.burn + effort.samples
+    each = effort.burn + effort.samples
+    return each + 2 * effort.burn if effort.quick else effort.chains * each

@@ -49,9 +49,9 @@ class CommitteeOptions(Options):
     """Options of the items about the committee machine."""
 
     restarts: MaybeInt = None
-    """Restarts of each setting on each draw, divided over the training subsets; 50 when left out (quick: 4)."""
+    """Restarts of each setting on each draw, divided over the training subsets; 50 when left out (quick: 6)."""
     subsets: MaybeInt = None
-    """How many training subsets are drawn; 3 when left out (quick: 1)."""
+    """How many training subsets are drawn; 3 when left out (quick: 2)."""
     draws: tuple[Literal["balanced", "random"], ...] = ("balanced",)
     """How each of them is drawn."""
     size: int = 500
@@ -121,7 +121,7 @@ class CommitteeWork:
     ) -> None:
         self.folder, self.seed, self.size, self.provenance = folder, options.seed, options.size, provenance
         self.cases: list[Case] = []
-        self.subsets = options.subsets or (1 if quick else 3)
+        self.subsets = options.subsets or (2 if quick else 3)
         self.draws = tuple(options.draws)
         self.methods: tuple[str, ...] = tuple(options.methods or (("bp",) if quick else ("bp", "ep")))
         self.deltas = tuple(options.deltas or DELTAS)

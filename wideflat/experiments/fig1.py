@@ -45,7 +45,7 @@ class Fig1Options(CommitteeOptions):
     """
 
     slow_restarts: MaybeInt = None
-    """Restarts of rSGD slow, which needs 90,000 epochs of ten replicas; 15 when left out (quick: 2)."""
+    """Restarts of rSGD slow, which needs 90,000 epochs of ten replicas; 15 when left out (quick: 4)."""
     settings: MaybeTexts = None
     """Which settings: sgd-fast, sgd-slow, rsgd-fast, esgd, rsgd-slow; all of them when left out."""
     align: bool = False
@@ -60,8 +60,8 @@ def cases(options: Fig1Options, quick: bool, subsets: int) -> list[Case]:
     chosen = options.settings or sorted(SETTINGS, key="rsgd-slow".__eq__)
     if unknown := set(chosen) - set(SETTINGS):
         raise ValueError(f"settings must be some of {', '.join(SETTINGS)}; got {', '.join(sorted(unknown))}")
-    usual = options.restarts or (4 if quick else 50)
-    restarts = {**dict.fromkeys(chosen, usual), "rsgd-slow": options.slow_restarts or (2 if quick else 15)}
+    usual = options.restarts or (6 if quick else 50)
+    restarts = {**dict.fromkeys(chosen, usual), "rsgd-slow": options.slow_restarts or (4 if quick else 15)}
     return [Case(name, _setting(name, options, quick), -(-restarts[name] // subsets)) for name in chosen]
 
 
@@ -81,8 +81,8 @@ ITEM = Item(
         "local entropy and by local energy, and have the smallest test error; SGD slow follows; SGD fast is last."
     ),
     quick_means=(
-        "a few restarts of each setting on one training subset; gamma of rSGD slow grows 20 times faster, and eSGD "
-        "goes through its schedules 10 times faster with L = 5"
+        "a few restarts of each setting on one or two training subsets; gamma of rSGD slow grows 20 times faster, and "
+        "eSGD goes through its schedules 10 times faster with L = 5"
     ),
     options=Fig1Options,
     make=functools.partial(CommitteeFigure, cases=cases, references=("sgd-fast", "sgd-slow")),

@@ -28,7 +28,7 @@ class Fig6Options(CommitteeOptions):
 
 def cases(options: Fig6Options, quick: bool, subsets: int) -> list[Case]:
     """One for each dropout probability."""
-    restarts = options.restarts or (4 if quick else 50)
+    restarts = options.restarts or (6 if quick else 50)
     dropouts = options.dropouts or ((0.0, 0.2, 0.4) if quick else (0.0, 0.1, 0.2, 0.3, 0.4))
     return [
         Case(f"dropout-{dropout:g}", SETTINGS["sgd-fast"].replace(dropout=dropout), -(-restarts // subsets))
@@ -43,7 +43,7 @@ ITEM = Item(
         "The paper trains the committee machine with SGD fast and different dropout probabilities: minima found with "
         "more dropout have a larger local entropy, a lower local energy, and generalise better."
     ),
-    quick_means="a few restarts of three dropout probabilities on one training subset",
+    quick_means="a few restarts of three dropout probabilities on two training subsets",
     options=Fig6Options,
     make=functools.partial(CommitteeFigure, cases=cases, references=("dropout-0",)),
 )

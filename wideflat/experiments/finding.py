@@ -72,6 +72,17 @@ class Contrast:
         ends = "interval unknown" if math.isnan(self.low) else f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
         return Shown(f"{self.difference:+.{digits}f} ({ends})", value=self.difference, low=self.low, high=self.high)
 
+    def brief(self) -> str:
+        """The difference and half of its interval, with one digit after the point.
+
+        Example:
+            >>> Contrast(-3.0, -5.27, -0.73, (3, 3)).brief(), Contrast(0.51, math.nan, math.nan, (1, 3)).brief()
+            ('-3.0 ± 2.3', '+0.5, too few to say')
+        """
+        if math.isnan(self.low):
+            return f"{self.difference:+.1f}, too few to say"
+        return f"{self.difference:+.1f} ± {(self.high - self.low) / 2:.1f}"
+
     def __str__(self) -> str:
         if math.isnan(self.low):
             return f"{self.difference:+.2g}, n = {self.n[0]} and {self.n[1]}: too few to say"
@@ -79,35 +90,52 @@ class Contrast:
         return f"{self.difference:+.2g}, {interval}, n = {self.n[0]} and {self.n[1]}"
 
 
-def finding(name: str, reference: str, flatness: Contrast | None, error: Contrast | None, measure: str) -> str:
-    """One sentence: is ``name`` flatter than ``reference``, and does it generalise better?
+def finding(
+    name: str, reference: str, flatness: Mapping[str, Contrast | None], error: Mapping[str, Contrast | None]
+) -> str:
+    """One sentence: in which networks is ``name`` flatter than ``reference``, and in which does it generalise better?
 
     Args:
         name: Of the algorithm.
         reference: Of the one it is compared with.
-        flatness: Its local energy minus that of the reference, in points of error; less is flatter.
+        flatness: Its error under noise minus that of the reference, in points, for each network; less is flatter.
         error: Its test error minus that of the reference, in points.
-        measure: What ``flatness`` is, in words.
 
     Example:
-        >>> finding("Entropy-SGD", "SGD", Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3)), "δE")
-        "Entropy-SGD ends in flatter minima than SGD (δE: -2 points, 95 % interval -3 to -1, n = 3 and 3), and its test
-        error cannot be told from SGD's (+0.5 points, 95 % interval -1 to +2, n = 3 and 3)."
+        >>> clear, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
+        >>> finding("Entropy-SGD", "SGD", {"the MLP": clear}, {"the MLP": even})
+        "Entropy-SGD ends in flatter minima than SGD in the MLP (error under noise -2.0 ± 1.0 points); its test error
+        cannot be told from SGD's in the MLP (+0.5 ± 1.5) (± 95 %, n = 3)."
     """
-    parts = []
-    if flatness is not None:
-        kind = flatness.words("flatter", "sharper", "neither flatter nor sharper")
-        seen = "" if flatness.sign else " as far as can be told"
-        parts.append(f"{name} ends in {kind} minima than {reference}{seen} ({_points(flatness, measure)})")
-    if error is not None:
-        its = "its" if parts else f"{name}'s"
-        apart = error.words(f"is lower than {reference}'s", f"is higher than {reference}'s", "")
-        rest = apart or f"cannot be told from {reference}'s"
-        parts.append(f"{its} test error {rest} ({_points(error)})")
-    if not parts:
+    shapes = {-1: "flatter minima than", 1: "sharper minima than", 0: "minima neither flatter nor sharper than"}
+    verbs = {-1: "is lower than", 1: "is higher than", 0: "cannot be told from"}
+    sides = {sign: f"{verb} {reference}'s" for sign, verb in verbs.items()}
+    clauses = []
+    known = {where: contrast for where, contrast in flatness.items() if contrast is not None}
+    if known:
+        words = {sign: f"in {word} {reference}" for sign, word in shapes.items()}
+        clauses.append(f"{name} ends {_by_sign(known, words, 'error under noise ', ' points')}")
+    errors = {where: contrast for where, contrast in error.items() if contrast is not None}
+    if errors:
+        its = "its" if clauses else f"{name}'s"
+        clauses.append(f"{its} test error {_by_sign(errors, sides)}")
+    if not clauses:
         return f"Nothing is known yet about {name} against {reference}."
-    joint = ", but " if len(parts) == 2 and flatness and error and flatness.sign * error.sign < 0 else ", and "
-    return joint.join(parts) + "."
+    counts = sorted({count for contrast in (*known.values(), *errors.values()) for count in contrast.n})
+    return f"{'; '.join(clauses)} (± 95 %, n = {listed(list(map(str, counts)))})."
+
+
+def _by_sign(contrasts: Mapping[str, Contrast], words: Mapping[int, str], before: str = "", after: str = "") -> str:
+    """The networks by what is found in them, the clear findings first; ``before`` and ``after`` stand once."""
+    clauses = []
+    for sign in sorted({contrast.sign for contrast in contrasts.values()}, key=lambda sign: (sign == 0, sign)):
+        places = []
+        for where, contrast in contrasts.items():
+            if contrast.sign == sign:
+                places.append(f"{where} ({before}{contrast.brief()}{after})")
+                before = after = ""
+        clauses.append(f"{words[sign]} in {listed(places)}")
+    return ", and ".join(clauses)
 
 
 def against(reference: str, what: str, contrasts: Mapping[str, Contrast | None], unit: str = "points") -> str:

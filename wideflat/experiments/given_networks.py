@@ -100,7 +100,7 @@ class GivenNetworks:
     def _of_runs(self) -> Iterator[Network]:
         """Finished runs of one architecture on one data set."""
         for preset, run in runs_of_one_architecture(self.folder):
-            about = run.config["data"]
+            about = run.part("data")
             data = self.trainings.whole_images(preset.dataset, self.trainings.allow_altered or bool(about["altered"]))
             profile = self.measurement.of_run(run, data.subset(about["train"], about["test"]))
             yield Network.of_run(preset, run, profile)
@@ -113,7 +113,7 @@ def runs_of_one_architecture(folder: Path) -> list[tuple[Preset, Run]]:
         with contextlib.suppress(FileNotFoundError, ValueError, RuntimeError, KeyError):
             run = Run.open(path.parent)
             if run.result() is not None:
-                runs.append((Preset.from_dict(run.config["experiment"]), run))
+                runs.append((run.experiment, run))
     if not runs:
         raise FileNotFoundError(
             f"{folder} holds neither networks of PGDL (model_*/config.json and weights.hdf5) nor finished runs of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_json, read_whole
 
 __all__ = ["Table"]
 
@@ -86,15 +87,14 @@ class Table:
         """Read what :meth:`save` wrote; numbers come back as numbers."""
         path = Path(path)
         try:
-            with open(path, newline="", encoding="utf-8") as file:
-                columns, *rows = csv.reader(file)
+            columns, *rows = csv.reader(io.StringIO(read_whole(path).decode("utf-8"), newline=""))
             ragged = next((number for number, row in enumerate(rows, 2) if len(row) != len(columns)), None)
             if ragged is not None:
                 raise ValueError(f"line {ragged} has another number of entries than the heading")
-            provenance = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            provenance = read_json(path.with_suffix(".json"), "record of a table", dict)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error.filename} is missing: run the experiment that makes it again") from None
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             raise ValueError(f"{path} is not a table of results ({error}): delete it and run again") from None
         return cls(columns, [[_parse(entry) for entry in row] for row in rows], provenance)
 

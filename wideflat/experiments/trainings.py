@@ -169,7 +169,7 @@ class Trainings:
         for path in sorted(self.folder.glob("*/config.json")):
             with contextlib.suppress(FileNotFoundError, ValueError, RuntimeError, KeyError):
                 run = Run.open(path.parent)
-                yield Cell(Preset.from_dict(run.config["experiment"]), run.config["options"]["seed"]), run
+                yield Cell(run.experiment, run.part("options")["seed"]), run
 
     def cost(self, cells: Sequence[Cell]) -> str:
         """In words what it takes to train those that are not trained yet."""
@@ -182,7 +182,7 @@ class Trainings:
         if not quick:
             if self.limit_data is not None:
                 said.append(f"At most {self.limit_data} images are used.")
-            if any(run.config["data"]["altered"] for _, run in self.started()):
+            if any(run.part("data").get("altered") for _, run in self.started()):
                 said.append("Files of the data set are not the published ones (altered): the pixels differ.")
         return said + [f"{name} diverged: {reason}" for name, reason in self.failed.items()]
 

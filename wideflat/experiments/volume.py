@@ -172,7 +172,7 @@ class _GivenRuns:
     def compute(self, experiment: Experiment, workers: Workers | None = None) -> None:
         """Measure what is not measured yet; the tables are written after each."""
         for run in self.runs():
-            about = run.config["data"]
+            about = run.part("data")
             trainings = self.experiment.trainings
             data = trainings.whole_images(about["name"], trainings.allow_altered or bool(about["altered"]))
             self.experiment.volumes.measure(run, plain_images(run, data.subset(about["train"], about["test"])))
@@ -239,7 +239,7 @@ class VolumeFigure(Experiment):
                 yield cell.preset.algorithm, cell.seed, run
         else:
             for run in self.given.runs():
-                yield run.config["experiment"]["algorithm"], run.config["options"]["seed"], run
+                yield run.part("experiment")["algorithm"], run.part("options")["seed"], run
 
     def write_tables(self) -> None:
         """What has been measured so far."""

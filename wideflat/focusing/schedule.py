@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Sized
 from typing import Any
 
-from wideflat.checks import whole
+from torch import Tensor
+
+from wideflat.checks import number, numbers_of, whole
+from wideflat.checks.records import reading
 
 __all__ = ["Focusing"]
 
@@ -148,6 +151,10 @@ class Focusing:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave, and write gamma."""
+        with reading("state of a focusing"):
+            self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         kind = self.kind if isinstance(self.kind, str) else "function"
         if state_dict["kind"] != kind:
             raise ValueError(f"the saved focusing is of kind {state_dict['kind']!r}, this one of kind {kind!r}")
@@ -155,9 +162,14 @@ class Focusing:
             raise ValueError(
                 f"the saved focusing is for {len(state_dict['gamma0'])} param groups, the target has {len(self.gamma0)}"
             )
-        self.tau, self.gamma0 = state_dict["tau"], list(state_dict["gamma0"])
-        self.factor, self.total, self.gamma_max = state_dict["factor"], state_dict["total"], state_dict["gamma_max"]
-        self.every = state_dict.get("every", 1)
+        self.tau, self.gamma0 = whole("tau", state_dict["tau"]), numbers_of("gamma0", state_dict["gamma0"])
+        total, most = state_dict["total"], state_dict["gamma_max"]
+        self.factor = number("factor", state_dict["factor"], above=0)
+        for name, value in (("total", total), ("gamma_max", most)):
+            if value is not None:
+                number(name, value, 0)
+        self.total, self.gamma_max = total, most
+        self.every = whole("every", state_dict.get("every", 1), 1)
         self._write()
 
     def _at(self, tau: int, gamma0: float) -> float:
@@ -190,7 +202,11 @@ class Focusing:
             setattr(self.target, self._attribute, self._at(self.tau, self.gamma0[0]))
             return
         for group, gamma0 in zip(self.target.param_groups, self.gamma0, strict=True):
-            group["gamma"] = self._at(self.tau, gamma0)
+            gamma = self._at(self.tau, gamma0)
+            if isinstance(group["gamma"], Tensor):  # a compiled step goes on reading it
+                group["gamma"].fill_(gamma)
+            else:
+                group["gamma"] = gamma
 
     @property
     def _attribute(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from wideflat.batch_norm import refresh_batch_norm
-from wideflat.entropic import Cycles
+from wideflat.cycles import Cycles
 from wideflat.focusing import Focusing
 
 __all__ = ["Guide", "innermost", "with_center"]
@@ -44,6 +45,7 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+@dataclass
 class Guide:
     """Focusing of a trainer's optimizers, by steps or by epochs.
 
@@ -55,29 +57,27 @@ class Guide:
         batch_norm: Refresh the statistics of batch-norm layers at the end of training, if there are any.
     """
 
-    def __init__(
-        self,
-        factor: float | None = 10.0,
-        by: str = "step",
-        total: float | None = None,
-        kind: str = "exponential",
-        batch_norm: bool = True,
-    ) -> None:
-        if by not in ("step", "epoch"):
-            raise ValueError(f"by must be 'step' or 'epoch', got {by!r}")
-        if not isinstance(kind, str):
+    factor: float | None = 10.0
+    by: str = "step"
+    total: float | None = None
+    kind: str = "exponential"
+    batch_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.by not in ("step", "epoch"):
+            raise ValueError(f"by must be 'step' or 'epoch', got {self.by!r}")
+        if not isinstance(self.kind, str):
             raise TypeError(
                 "kind must be a name ('exponential', 'cosine' or 'constant'), since it is saved with the trainer's "
-                f"state; got {type(kind).__name__}"
+                f"state; got {type(self.kind).__name__}"
             )
-        self.factor, self.by, self.total, self.kind, self.batch_norm = factor, by, total, kind, batch_norm
         self.optimizers: list[Cycles] = []
         self.focusings: list[Focusing] = []
 
     @property
     def settings(self) -> dict[str, Any]:
         """What it was made with."""
-        return {name: getattr(self, name) for name in ("factor", "by", "total", "kind", "batch_norm")}
+        return asdict(self)
 
     def start(self, optimizers: Sequence[Any], total: float, gamma0: list[list[float]]) -> None:
         """Take charge of a trainer's optimizers at the start of training, or of what is left of it.

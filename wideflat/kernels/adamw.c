@@ -49,26 +49,20 @@ ALWAYS void adam_chunk(
     )
 
 static void work(
-    int64_t from, int64_t to, int64_t tensors, const int64_t *sizes, const int64_t *places, const double *rates,
-    const double *roots, const AdamParameters *rule, const NoiseStream *noise, REAL *const *x, REAL *const *w,
+    int64_t from, int64_t to, const int64_t *sizes, const int64_t *places, const double *rates, const double *roots,
+    const AdamParameters *rule, const NoiseStream *noise, REAL *const *x, REAL *const *w,
     REAL *const *mu, REAL *const *m, REAL *const *v, const REAL *const *g
 ) {
     float z[CHUNK];
     Reader reader = {0};
     if (noise) reader = reader_of(noise);
-    int64_t first = 0; /* of the tensor */
-    for (int64_t t = 0; t < tensors && first < to; t++) {
-        const int64_t chunks = (sizes[t] + CHUNK - 1) / CHUNK;
-        const int64_t begin = from > first ? from - first : 0, end = to - first < chunks ? to - first : chunks;
-        for (int64_t chunk = begin; chunk < end; chunk++) {
-            const int64_t at = chunk * CHUNK, n = sizes[t] - at < CHUNK ? sizes[t] - at : CHUNK;
-            if (noise) draw(&reader, noise, places[t] + at, n, z);
-            if (noise && mu) ADAM(1, 1);
-            else if (noise) ADAM(1, 0);
-            else if (mu) ADAM(0, 1);
-            else ADAM(0, 0);
-        }
-        first += chunks;
+    for (Walk walk = walk_of(from, to, sizes); next_chunk(&walk, sizes);) {
+        const int64_t t = walk.tensor, at = walk.at, n = walk.n;
+        if (noise) draw(&reader, noise, places[t] + at, n, z);
+        if (noise && mu) ADAM(1, 1);
+        else if (noise) ADAM(1, 0);
+        else if (mu) ADAM(0, 1);
+        else ADAM(0, 0);
     }
 }
 
@@ -77,14 +71,13 @@ void adam_step(
     const double *roots, const AdamParameters *rule, const NoiseStream *noise, REAL *const *x, REAL *const *w,
     REAL *const *mu, REAL *const *m, REAL *const *v, const REAL *const *g
 ) {
-    int64_t chunks = 0;
-    for (int64_t t = 0; t < tensors; t++) chunks += (sizes[t] + CHUNK - 1) / CHUNK;
+    const int64_t chunks = all_chunks(tensors, sizes);
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
 #endif
     for (int64_t part = 0; part < threads; part++)
         work(
-            part * chunks / threads, (part + 1) * chunks / threads, tensors, sizes, places, rates, roots, rule, noise,
-            x, w, mu, m, v, g
+            part * chunks / threads, (part + 1) * chunks / threads, sizes, places, rates, roots, rule, noise, x, w, mu,
+            m, v, g
         );
 }

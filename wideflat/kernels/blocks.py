@@ -40,6 +40,8 @@ class _Block:
     #: Of the first elements, in the noise; those that follow each other are one.
     places: list[Place] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    #: Elements of each view.
+    sizes: list[int] = field(default_factory=list)
     gathered: bool = False
 
     def close(self, offsets: Sequence[Place]) -> None:
@@ -64,8 +66,7 @@ class _Block:
         assert views is not None
         if self.gathered:
             (whole,) = tensors
-            sizes = [view.numel() for view in views]
-            torch.split_with_sizes_copy(whole.to(views[0].device, views[0].dtype), sizes, out=views)
+            torch.split_with_sizes_copy(whole.to(views[0].device, views[0].dtype), self.sizes, out=views)
         elif tensors[0] is not views[0]:
             torch._foreach_copy_(views, tensors)
 
@@ -102,6 +103,8 @@ class BlockLists:
         self._kept = [None if tensors is None else [t.detach() for t in tensors] for tensors in lists]
         self._memory = memory_of(self._kept)
         self._device, self._dtype = w_prime[0].device, w[0].dtype
+        self._is_contiguous = all(map(Tensor.is_contiguous, w_prime))  # and so are gradients that lie like them
+        self._is_plain = all(t[0].dtype == self._dtype and t[0].device == self._device for t in lists if t is not None)
         self._blocks = _cut(self._kept, LARGE if self._device.type != "cpu" else CACHE)
         self._scratch: Tensor | None = None
         for block in self._blocks:
@@ -148,18 +151,14 @@ class BlockLists:
             d = self._gradients(block, gradients)
             if rule.gamma and not starting:
                 d = self._pulled(d, x, self._centers(block), rule.gamma)
-            if mu is not None:
-                mu = self._wide(mu)
-                if starting:
-                    torch._foreach_copy_(mu, x)
-            if v is not None:
-                v = self._wide(v)
+            mu, v = None if mu is None else self._wide(mu), None if v is None else self._wide(v)
+            before = mu if not starting else self._beginning(block, mu, x)
             _sgd(x, d, v, rule, resting=starting and self._restarts)
             if noise is not None:
                 pieces = list(x[0].split(block.lengths)) if block.gathered else x
                 add_noise(pieces, block.places, noise, step, rule.noise)
-            if mu is not None:
-                torch._foreach_lerp_(mu, x, 1 - rule.alpha)
+            if mu is not None and before is not None:
+                _average(mu, before, x, 1 - rule.alpha)
                 block.store(2, mu)
             if v is not None:
                 block.store(3, v)
@@ -182,14 +181,24 @@ class BlockLists:
                 block.store(3, wide_v)
             self._store(block, wide, held, rest)
 
+    def _beginning(self, block: _Block, mu: list[Tensor] | None, x: list[Tensor]) -> list[Tensor] | None:
+        """From where the mean sets out in the first step of a cycle, which is going to move x: w, where it is x now."""
+        if self._is_plain and not block.gathered and self._device.type == "cpu":
+            return block.lists[1]
+        if mu is not None:
+            torch._foreach_copy_(mu, x)
+        return mu
+
     def _wide(self, tensors: list[Tensor] | None) -> list[Tensor]:
         """In the type of the centers, where w' is; themselves if they are so."""
+        if self._is_plain:
+            return tensors or []
         return [t.to(self._device, self._dtype, non_blocking=True) for t in tensors or []]
 
     def _joined(self, held: list[Tensor], rest: list[Tensor] | None) -> list[Tensor]:
         """The explorer w' in full, of which the model holds the rounded one."""
         if rest is None:
-            return [x.to(self._dtype) for x in held]
+            return held if self._is_plain else [x.to(self._dtype) for x in held]
         return [join(x, lost) for x, lost in zip(held, rest, strict=True)]
 
     def _centers(self, block: _Block) -> list[Tensor]:
@@ -208,14 +217,21 @@ class BlockLists:
             torch._foreach_mul_(d, gamma)
             torch._foreach_add_(d, g)
             return d
-        if self._scratch is None:  # fresh memory at every step would cost more than what is done with it
-            most = max(sum(length for _, _, length in block.cuts) for block in self._blocks)
-            self._scratch = torch.empty(most, dtype=self._dtype)
-        d = list(self._scratch[: sum(map(Tensor.numel, x))].split([t.numel() for t in x]))
+        d = self._scratch_like(x)
         for out, gradient, explorer, center in zip(d, g, x, w, strict=True):
             torch.sub(explorer, center, out=out)
             torch.add(gradient, out, alpha=gamma, out=out)
         return d
+
+    def _scratch_like(self, x: list[Tensor]) -> list[Tensor]:
+        """Memory for a gradient, the same at every step: fresh one would cost more than what is done with it."""
+        if self._scratch is None:
+            most = max(sum(block.sizes) for block in self._blocks)
+            self._scratch = torch.empty(most, dtype=self._dtype)
+        if len(x) == 1:
+            return [self._scratch[: x[0].numel()]]
+        sizes = [t.numel() for t in x]
+        return list(self._scratch[: sum(sizes)].split_with_sizes(sizes))
 
     @staticmethod
     def _round(x: list[Tensor], held: list[Tensor], block: _Block, key: int | Tensor) -> None:
@@ -228,7 +244,7 @@ class BlockLists:
 
     def _take_up(self, block: _Block, held: list[Tensor], rest: list[Tensor] | None) -> list[Tensor]:
         """Put w on w' where somebody has changed the weights of the model; return w' in full, which then is w."""
-        wide = [x.to(self._dtype) for x in held]
+        wide = held if self._is_plain else [x.to(self._dtype) for x in held]
         if rest is None and self._chance is None:
             block.store(1, held)
             return wide
@@ -256,13 +272,13 @@ class BlockLists:
     def _gradients(self, block: _Block, gradients: list[Tensor]) -> list[Tensor]:
         if block.gathered:
             chosen = [gradients[member] for member, _, _ in block.cuts]
-            if all(map(Tensor.is_contiguous, chosen)):
+            if self._is_contiguous:
                 pieces = [torch._utils._flatten_dense_tensors(chosen)]
             else:
                 pieces = [torch.cat([flat(gradient) for gradient in chosen])]
         else:
             pieces = [flat(gradients[member])[start : start + length] for member, start, length in block.cuts]
-        return [piece.to(self._dtype) for piece in pieces]
+        return [piece if piece.dtype is self._dtype else piece.to(self._dtype) for piece in pieces]
 
 
 def _cut(lists: list[list[Tensor] | None], size: int) -> list[_Block]:
@@ -285,8 +301,18 @@ def _cut(lists: list[list[Tensor] | None], size: int) -> list[_Block]:
                 if views is not None and tensors is not None:
                     views.append(flat(tensors[member])[start : start + length])
             block.cuts.append((member, start, length))
+            block.sizes.append(length)
             filled[gathered] += length
     return blocks
+
+
+def _average(mu: list[Tensor], before: list[Tensor], x: list[Tensor], share: float) -> None:
+    """Compute mu <- before + share (x - before)."""
+    if before is mu:
+        torch._foreach_lerp_(mu, x, share)
+        return
+    for mean, start, end in zip(mu, before, x, strict=True):
+        torch.lerp(start, end, share, out=mean)
 
 
 def _sgd(x: list[Tensor], d: list[Tensor], v: list[Tensor] | None, rule: Rule, resting: bool = False) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists
 from wideflat.kernels.library import kernel_is_there
 from wideflat.kernels.parts import Part
-from wideflat.kernels.shards import is_walkable, stretches
+from wideflat.kernels.rounding import ROUNDED, empty_rest
+from wideflat.kernels.shards import is_walkable, local, stretches
 
-__all__ = ["chosen"]
+__all__ = ["chosen", "is_rounded", "rests"]
 
 
 def chosen(
@@ -37,3 +41,17 @@ def chosen(
     if walkable and BlockLists.fits(*lists) and (apart or part.w_prime[0].dtype == part.w[0].dtype):
         return BlockLists(*lists, offsets=part.places, restarts=restarts, chance=chance)
     return None
+
+
+def is_rounded(part: Part) -> bool:
+    """Are these parameters of 16 bits with centers in float32, to be moved so and rounded in a way of their own?"""
+    return all(p.dtype in ROUNDED and w.dtype == torch.float32 for p, w in zip(part.params, part.w, strict=True))
+
+
+def rests(part: Part) -> list[Tensor]:
+    """What the rounding of w' has lost, which is kept with the state: for parameters of 16 bits, all of a group."""
+    for p, state in zip(part.params, part.states, strict=True):
+        rest = state.get("rest")
+        if rest is None or rest.dtype != ROUNDED[p.dtype] or rest.device != p.device or rest.stride() != p.stride():
+            state["rest"] = empty_rest(p)
+    return [local(state["rest"]) for state in part.states]

@@ -83,31 +83,25 @@ ALWAYS void outer_chunk(
 /* Chunks `from` to `to` of all chunks of all tensors. Without gradients it is the outer step, without a stream there is
  * no noise. */
 static void work(
-    int64_t from, int64_t to, int64_t tensors, const int64_t *sizes, const int64_t *places, const StepParameters *rule,
+    int64_t from, int64_t to, const int64_t *sizes, const int64_t *places, const StepParameters *rule,
     const NoiseStream *noise, REAL *const *x, REAL *const *w, REAL *const *mu, REAL *const *v, const REAL *const *g
 ) {
     const int kind = rule->momentum == 0 ? PLAIN : rule->nesterov ? NESTEROV : MOMENTUM;
     float z[CHUNK];
     Reader reader = {0};
     if (noise) reader = reader_of(noise);
-    int64_t first = 0; /* of the tensor */
-    for (int64_t t = 0; t < tensors && first < to; t++) {
-        const int64_t chunks = (sizes[t] + CHUNK - 1) / CHUNK;
-        const int64_t begin = from > first ? from - first : 0, end = to - first < chunks ? to - first : chunks;
-        for (int64_t chunk = begin; chunk < end; chunk++) {
-            const int64_t at = chunk * CHUNK, n = sizes[t] - at < CHUNK ? sizes[t] - at : CHUNK;
-            if (noise) draw(&reader, noise, places[t] + at, n, z);
-            if (g) {
-                if (kind == PLAIN) INNER_KIND(PLAIN);
-                else if (kind == MOMENTUM) INNER_KIND(MOMENTUM);
-                else INNER_KIND(NESTEROV);
-            } else {
-                if (kind == PLAIN) OUTER(PLAIN);
-                else if (kind == MOMENTUM) OUTER(MOMENTUM);
-                else OUTER(NESTEROV);
-            }
+    for (Walk walk = walk_of(from, to, sizes); next_chunk(&walk, sizes);) {
+        const int64_t t = walk.tensor, at = walk.at, n = walk.n;
+        if (noise) draw(&reader, noise, places[t] + at, n, z);
+        if (g) {
+            if (kind == PLAIN) INNER_KIND(PLAIN);
+            else if (kind == MOMENTUM) INNER_KIND(MOMENTUM);
+            else INNER_KIND(NESTEROV);
+        } else {
+            if (kind == PLAIN) OUTER(PLAIN);
+            else if (kind == MOMENTUM) OUTER(MOMENTUM);
+            else OUTER(NESTEROV);
         }
-        first += chunks;
     }
 }
 
@@ -115,13 +109,12 @@ void step(
     int64_t threads, int64_t tensors, const int64_t *sizes, const int64_t *places, const StepParameters *rule,
     const NoiseStream *noise, REAL *const *x, REAL *const *w, REAL *const *mu, REAL *const *v, const REAL *const *g
 ) {
-    int64_t chunks = 0;
-    for (int64_t t = 0; t < tensors; t++) chunks += (sizes[t] + CHUNK - 1) / CHUNK;
+    const int64_t chunks = all_chunks(tensors, sizes);
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
 #endif
     for (int64_t part = 0; part < threads; part++)
         work(
-            part * chunks / threads, (part + 1) * chunks / threads, tensors, sizes, places, rule, noise, x, w, mu, v, g
+            part * chunks / threads, (part + 1) * chunks / threads, sizes, places, rule, noise, x, w, mu, v, g
         );
 }

@@ -4,18 +4,15 @@
  * congruential generator, which can jump to any place. In the outermost parts further bits, which come from SplitMix64 at
  * the number's own place, choose a finer part: see `tail`.
  *
- * The files of this folder are compiled with REAL = float or double (wideflat/kernels/library.py). Tensors are worked
- * through in chunks that start at fixed elements, so that the result does not depend on the number of threads, to the last
- * bit.
+ * The files of this folder are compiled with REAL = float or double (wideflat/kernels/library.py).
  */
 #ifndef WIDEFLAT_NOISE_H
 #define WIDEFLAT_NOISE_H
 
-#include <stdint.h>
+#include "chunks.h"
 
 typedef unsigned __int128 u128;
 
-#define CHUNK 1024
 #define MULTIPLIER 0xda942042e4dd58b5ULL
 
 /* Parts on each side that are cut more finely, how many bits cut them at a time, and how often. */
@@ -24,7 +21,11 @@ typedef unsigned __int128 u128;
 #define TAIL_LEVELS 12
 
 /* Numbers that are asked at a time whether one of them is in a tail. */
-#define GROUP 16
+#define GROUP 8
+
+/* Words of a chunk, and of half of it. */
+#define WORDS (CHUNK / 4)
+#define HALF (WORDS / 2)
 
 /* What the noise of one step is made from. */
 typedef struct {
@@ -40,18 +41,27 @@ typedef struct {
     u128 state, increment;
     int64_t next;  /* the word that `state` gives */
     uint64_t word; /* the one before it */
+    u128 half_factor, half_added; /* of a jump by HALF words */
 } Reader;
 
-static inline void jump(Reader *reader, u128 distance) {
-    u128 factor = 1, added = 0, multiplier = MULTIPLIER, increment = reader->increment;
+/* What a state is multiplied with, and what is added to it, to jump that many words. */
+static inline void jump_of(u128 increment, u128 distance, u128 *factor, u128 *added) {
+    u128 multiplier = MULTIPLIER;
+    *factor = 1;
+    *added = 0;
     for (; distance; distance >>= 1) {
         if (distance & 1) {
-            factor *= multiplier;
-            added = added * multiplier + increment;
+            *factor *= multiplier;
+            *added = *added * multiplier + increment;
         }
         increment *= multiplier + 1;
         multiplier *= multiplier;
     }
+}
+
+static inline void jump(Reader *reader, u128 distance) {
+    u128 factor, added;
+    jump_of(reader->increment, distance, &factor, &added);
     reader->state = reader->state * factor + added;
 }
 
@@ -62,18 +72,37 @@ static inline Reader reader_of(const NoiseStream *stream) {
         .next = 0,
     };
     jump(&reader, (u128)stream->first_high << 64 | stream->first_low);
+    jump_of(reader.increment, HALF, &reader.half_factor, &reader.half_added);
     return reader;
 }
 
-static inline uint64_t next_word(Reader *reader) {
-    uint64_t high = reader->state >> 64, low = (uint64_t)reader->state | 1;
+static inline uint64_t word_of(u128 state) {
+    uint64_t high = state >> 64, low = (uint64_t)state | 1;
     high ^= high >> 32;
     high *= MULTIPLIER;
     high ^= high >> 48;
-    high *= low;
+    return high * low;
+}
+
+static inline uint64_t next_word(Reader *reader) {
+    reader->word = word_of(reader->state);
     reader->state = reader->state * MULTIPLIER + reader->increment;
     reader->next++;
-    return reader->word = high;
+    return reader->word;
+}
+
+/* WORDS words, the two halves side by side: one waits for its products while those of the other are computed. */
+static inline void next_words(Reader *reader, uint64_t *words) {
+    u128 first = reader->state, second = first * reader->half_factor + reader->half_added;
+    for (int64_t i = 0; i < HALF; i++) {
+        words[i] = word_of(first);
+        words[HALF + i] = word_of(second);
+        first = first * MULTIPLIER + reader->increment;
+        second = second * MULTIPLIER + reader->increment;
+    }
+    reader->state = second;
+    reader->next += WORDS;
+    reader->word = words[WORDS - 1];
 }
 
 /* A number out of 16 bits. Below the middle the table is mirrored: quantile(b) = -quantile(65535 - b). */
@@ -105,6 +134,19 @@ static __attribute__((noinline)) float tail(const NoiseStream *stream, uint64_t 
     }
 }
 
+/* Which of whole groups of numbers are in a tail, and how many: few are, and few groups have one. */
+static __attribute__((noinline)) int64_t outermost_of(const uint16_t *parts, int64_t count, uint16_t *met) {
+    uint8_t are[CHUNK + GROUP];
+    int64_t many = 0;
+    for (int64_t i = 0; i < count; i++) are[i] = is_outermost(parts[i]);
+    for (int64_t i = 0; i < count; i += GROUP) {
+        uint64_t some;
+        __builtin_memcpy(&some, are + i, GROUP);
+        for (; some; some &= some - 1) met[many++] = i + (__builtin_ctzll(some) >> 3);
+    }
+    return many;
+}
+
 /* The numbers of at most a chunk of places from `place` on; four of them share a word. Those of one reader are asked for
  * in rising order. First all bits, then all numbers: that keeps the processor's two sides busy. */
 static inline void draw(Reader *reader, const NoiseStream *stream, int64_t place, int64_t count, float *out) {
@@ -120,15 +162,18 @@ static inline void draw(Reader *reader, const NoiseStream *stream, int64_t place
         jump(reader, (u128)(first - reader->next));
         reader->next = first;
     }
+    if (words - at >= WORDS) {
+        next_words(reader, bits.words + at);
+        at += WORDS;
+    }
     while (at < words) bits.words[at++] = next_word(reader);
     while (at % (GROUP / 4)) bits.words[at++] = 0x8000800080008000ULL; /* the middle: the last group is a whole one */
     for (int64_t i = 0; i < count; i++) out[i] = quantile(stream->quantiles, bits.parts[skip + i]);
-    for (int64_t i = 0; i < 4 * words; i += GROUP) { /* few are in a tail, and few groups have one */
-        uint16_t some = 0;
-        for (int64_t k = 0; k < GROUP; k++) some |= -is_outermost(bits.parts[i + k]);
-        if (some)
-            for (int64_t k = i < skip ? skip : i; k < i + GROUP && k < skip + count; k++)
-                if (is_outermost(bits.parts[k])) out[k - skip] = tail(stream, place + k - skip, bits.parts[k]);
+    uint16_t met[CHUNK + GROUP];
+    const int64_t many = outermost_of(bits.parts, 4 * at, met);
+    for (int64_t k = 0; k < many; k++) {
+        const int64_t i = (int64_t)met[k] - skip;
+        if (i >= 0 && i < count) out[i] = tail(stream, place + i, bits.parts[met[k]]);
     }
 }
 

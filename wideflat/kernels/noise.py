@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.kernels.library import Source, compile_kernel, is_aligned, kernel_is_there, pointer, threads_for
+from wideflat.kernels.library import REAL, Source, compile_kernel, is_aligned, kernel_is_there, pointer, threads_for
 
-__all__ = ["GaussianNoise"]
+__all__ = ["GOLDEN", "STRIDE", "TAIL_BITS", "TAIL_LEVELS", "TAIL_PARTS", "GaussianNoise", "tables"]
 
 #: The distance between the streams of two steps: 2^128 / golden ratio, odd, as numpy's ``PCG64DXSM.jumped``.
-_STRIDE = 210306068529402873165736369884012333109
+STRIDE = 210306068529402873165736369884012333109
 _PERIOD = 1 << 128
 
 #: The increment of SplitMix64, and 64 ones.
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 #: Its output function: shifts and factors, and the last shift.
 _ROUNDS, _LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
@@ -83,6 +83,11 @@ def _tails(dtype: torch.dtype) -> Tensor:
     return (means * math.sqrt((1 - body) / math.fsum(squares))).to(dtype)
 
 
+def tables(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The numbers of the body, by their 16 bits, and those of the tails, level by level; not to be changed."""
+    return _quantiles(dtype), _tails(dtype)
+
+
 def _mix(number: int) -> int:
     """The output function of SplitMix64."""
     for shift, factor in _ROUNDS:
@@ -100,30 +105,45 @@ def _mix_(numbers: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _first_level() -> np.ndarray:
-    """The numbers of the first level of both tails, by part (counted as in ``_body``) and by the bits that cut it.
+def _body_table() -> Tensor:
+    """The numbers of the body by their bits; zero for those of the tails, which are put there afterwards."""
+    table = _quantiles(torch.float32).clone()
+    table[:TAIL_PARTS] = table[-TAIL_PARTS:] = 0
+    return table
+
+
+@cache
+def _first_levels() -> np.ndarray:
+    """The numbers of both tails by their part (counted as in ``_body``) and by the bits that cut it twice.
 
     NaN where it is to be cut again.
     """
-    upper = _tails(torch.float32)[0].numpy().copy()
-    upper[:TAIL_PARTS] = np.nan
-    upper = upper.reshape(TAIL_PARTS, -1)
+    bits = np.arange(1 << 2 * TAIL_BITS)
+    once = np.arange(TAIL_PARTS)[:, None] << TAIL_BITS | bits & _FINER
+    twice = once << TAIL_BITS | bits >> TAIL_BITS
+    first, second = _tails(torch.float32)[:2].numpy()
+    upper = np.where(once < TAIL_PARTS, second[twice % len(second)], first[once])
+    upper[(once < TAIL_PARTS) & (twice < TAIL_PARTS)] = np.nan
     return np.concatenate([upper[::-1], -upper]).reshape(-1)
 
 
-def _finer(part: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """The numbers of parts of both tails that are to be cut more than once, by bits of ``more``."""
+def _finer(part: int, more: int) -> float:
+    """The number of a part of both tails that is to be cut more than twice, by bits of ``more``; one in 65536."""
     lower = part >= TAIL_PARTS
-    part = np.where(lower, part - TAIL_PARTS, TAIL_PARTS - 1 - part)
-    numbers, left = np.empty(len(part), dtype=np.float32), np.arange(len(part))
-    for table in _tails(torch.float32).numpy():
+    part = part - TAIL_PARTS if lower else TAIL_PARTS - 1 - part
+    for table in _tail_lists():
         part = part << TAIL_BITS | more & _FINER
-        numbers[left] = table[part]
-        again = part < TAIL_PARTS
-        if not again.any():
+        number = table[part]
+        if part >= TAIL_PARTS:
             break
-        part, more, left = part[again], more[again] >> TAIL_BITS, left[again]
-    return np.negative(numbers, out=numbers, where=lower)
+        more >>= TAIL_BITS
+    return -number if lower else number
+
+
+@cache
+def _tail_lists() -> list[list[float]]:
+    """The tables of the tails for one number at a time."""
+    return _tails(torch.float32).tolist()
 
 
 def _check(out: Tensor, weights: Tensor | None) -> None:
@@ -152,6 +172,29 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+
+
+class _Met:
+    """The numbers of a tail that were met in a row of chunks: where, and in which part."""
+
+    def __init__(self) -> None:
+        self._at: list[np.ndarray] = []
+        self._ends: list[np.ndarray] = []
+
+    def note(self, start: int, values: Tensor, outermost: np.ndarray, ends: np.ndarray) -> Tensor:
+        """Keep what ``GaussianNoise._body`` says of a chunk that begins at ``start``; its numbers come back."""
+        self._at.append(outermost + start if start else outermost)
+        self._ends.append(ends)
+        return values
+
+    def joined(self) -> tuple[np.ndarray, np.ndarray]:
+        """All of them."""
+        if len(self._at) == 1:
+            return self._at[0], self._ends[0]
+        return np.concatenate([_NOWHERE, *self._at]), np.concatenate([_NO_PART, *self._ends])
+
+
+_NOWHERE, _NO_PART = np.empty(0, dtype=np.intp), np.empty(0, dtype=np.uint16)
 
 
 class GaussianNoise:
@@ -205,6 +248,9 @@ class GaussianNoise:
             if not piece.is_contiguous():
                 piece.add_(self(step, place, piece.numel(), piece.dtype).view(piece.shape), alpha=alpha)
                 continue
+            if not kernel_is_there(_scratch.values):
+                self._add_by_numpy(piece.view(-1), step, place, alpha)
+                continue
             for at, part in enumerate(piece.view(-1).split(CHUNK)):
                 part.add_(self._draw(step, place + at * CHUNK, len(part)), alpha=alpha)
 
@@ -233,16 +279,21 @@ class GaussianNoise:
 
     def source(self, step: int) -> Source:
         """What a kernel needs to draw the numbers of a step itself."""
-        numbers = (*self._origin, step * _STRIDE % _PERIOD)
+        numbers = (*self._origin, step * STRIDE % _PERIOD)
         halves = [half for number in numbers for half in (number >> 64, number & 0xFFFFFFFFFFFFFFFF)]
         # The number of the bits b is minus that of the bits 65535 - b: the upper half of the table is enough.
         upper, tails = _quantiles(torch.float32)[32768:], _tails(torch.float32)
         return Source(*halves, upper.data_ptr(), self._tail_key(step), tails.data_ptr())
 
+    @property
+    def origin(self) -> tuple[tuple[int, int], int]:
+        """State and increment of the generator at place 0 of step 0, and where SplitMix64 begins for all steps."""
+        state, increment = self._origin
+        return (state, increment), _mix((state ^ (state >> 64)) & _MASK)
+
     def _tail_key(self, step: int) -> int:
         """Where SplitMix64 begins, so that the further bits of a place are those of its ``place``-th number."""
-        state, _ = self._origin
-        return _mix(_mix((state ^ (state >> 64)) & _MASK) + step * _GOLDEN & _MASK)
+        return _mix(self.origin[1] + step * GOLDEN & _MASK)
 
     def _by_kernel(self, out: Tensor, weights: Tensor | None, step: int, start: int) -> None:
         compile_kernel(out.dtype).multiply(
@@ -257,38 +308,36 @@ class GaussianNoise:
     def _draw(self, step: int, start: int, count: int) -> Tensor:
         """At most a chunk of numbers, in memory that the next call uses again."""
         values = _scratch.values[:count]
-        if not kernel_is_there(values):
-            return self._draw_by_numpy(step, start, count)
         self._by_kernel(values, None, step, start)
         return values
 
-    def _draw_by_numpy(self, step: int, start: int, count: int) -> Tensor:
-        """The same without a compiler."""
-        values, outermost, parts = self._body(step, start, count)
-        if len(outermost):
-            _scratch.value_array[outermost] = self._tail(step, outermost + start, parts)
-        return values
+    def _add_by_numpy(self, flat: Tensor, step: int, place: int, alpha: float) -> None:
+        """:meth:`add_` without a compiler. The tails come at the end, all at once: they are few, and calls are dear."""
+        met = _Met()
+        for start, piece in zip(range(0, flat.numel(), CHUNK), flat.split(CHUNK), strict=False):
+            piece.add_(met.note(start, *self._body(step, place + start, piece.numel())), alpha=alpha)
+        at, tails = self._tails_at(step, place, met)
+        if flat.dtype in REAL:
+            array = flat.detach().numpy()
+            array[at] = torch.from_numpy(array[at]).add_(torch.from_numpy(tails), alpha=alpha)
+        else:
+            where = torch.from_numpy(at)
+            flat[where] = flat[where].add_(torch.from_numpy(tails), alpha=alpha)
 
     def _fill_by_numpy(self, out: Tensor, weights: Tensor | None, step: int) -> None:
-        """:meth:`fill` without a compiler. The tails come at the end, all at once: they are few, and calls are dear."""
-        flat, outermost, ends = out.view(-1), [], []
+        """:meth:`fill` without a compiler; the tails at the end too."""
+        flat, met = out.view(-1), _Met()
         if weights is not None:
             weights = weights.view(-1)
             if weights.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
                 weights = weights.clone()
-        for start in range(0, len(flat), CHUNK):
-            piece = flat[start : start + CHUNK]
-            numbers, places, their_ends = self._body(step, start, len(piece), piece)
+        for start, piece in zip(range(0, flat.numel(), CHUNK), flat.split(CHUNK), strict=False):
+            numbers = met.note(start, *self._body(step, start, piece.numel(), piece))
             if weights is not None:
                 torch.mul(numbers.to(piece.dtype), weights[start : start + CHUNK], out=piece)
             elif numbers is not piece:
                 piece.copy_(numbers)
-            outermost.append(places + start if start else places)
-            ends.append(their_ends)
-        if not outermost:
-            return
-        at = outermost[0] if len(outermost) == 1 else np.concatenate(outermost)
-        tails = self._tail(step, at, ends[0] if len(ends) == 1 else np.concatenate(ends))
+        at, tails = self._tails_at(step, 0, met)
         if out.dtype is torch.float32:
             flat.numpy()[at] = tails if weights is None else tails * weights.numpy()[at]
         else:
@@ -300,11 +349,11 @@ class GaussianNoise:
     ) -> tuple[Tensor, np.ndarray, np.ndarray]:
         """At most a chunk of numbers from 16 bits each; which of them belong to a tail, and to which part of the tails.
 
-        The numbers are in ``out`` if it is of float32. Four of them share 64 random bits. The parts of both tails
-        are counted upwards from the innermost of the upper one.
+        The numbers are in ``out`` if it is of float32; those of the tails are zero. Four of them share 64 random bits.
+        The parts of both tails are counted upwards from the innermost of the upper one.
         """
         word, skip = divmod(start, 4)
-        wanted = step * _STRIDE + word
+        wanted = step * STRIDE + word
         if wanted != self._position:
             self._bits.advance((wanted - self._position) % _PERIOD)
         words = (skip + count + 3) // 4
@@ -313,23 +362,22 @@ class GaussianNoise:
         values = _scratch.values[:count] if out is None or out.dtype is not torch.float32 else out
         index = _scratch.index if count == CHUNK else _scratch.index[:count]
         _scratch.index_array[:count] = parts
-        torch.index_select(_quantiles(torch.float32), 0, index, out=values)
+        torch.index_select(_body_table(), 0, index, out=values)
         # counted from the ends, so that one comparison finds both
         ends = np.add(parts, np.uint16(TAIL_PARTS), out=_scratch.from_the_ends[:count])
         (outermost,) = np.less(ends, np.uint16(2 * TAIL_PARTS), out=_scratch.is_outermost[:count]).nonzero()
         return values, outermost, ends[outermost]
 
-    def _tail(self, step: int, places: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The numbers of parts of the tails, counted as in :meth:`_body`, at their places; ``tail`` in ``noise.h``."""
-        more = places.astype(np.uint64)
-        more *= np.uint64(_GOLDEN)
-        more += np.uint64(self._tail_key(step) + _GOLDEN & _MASK)
+    def _tails_at(self, step: int, place: int, met: _Met) -> tuple[np.ndarray, np.ndarray]:
+        """Where numbers of a tail were met, counted from a place, and which they are; ``tail`` in ``noise.h``."""
+        at, ends = met.joined()
+        more = at.astype(np.uint64)
+        more *= np.uint64(GOLDEN)
+        more += np.uint64(self._tail_key(step) + (place + 1) * GOLDEN & _MASK)
         _mix_(more)
-        first = more.astype(np.uint16)
-        first &= np.uint16(_FINER)
-        first |= ends << np.uint16(TAIL_BITS)
-        numbers = _first_level()[first]
-        (finer,) = np.isnan(numbers).nonzero()  # one in 16
-        if len(finer):
-            numbers[finer] = _finer(ends[finer].astype(np.int64), more[finer].view(np.int64))
-        return numbers
+        index = ends << np.uint16(2 * TAIL_BITS)
+        index |= more.astype(np.uint8)
+        numbers = _first_levels()[index]
+        for finer in np.isnan(numbers).nonzero()[0]:
+            numbers[finer] = _finer(int(ends[finer]), int(more[finer]))
+        return at, numbers

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 from torch import Tensor
 
-from wideflat.kernels.shards import Place, is_sharded
+from wideflat.kernels.shards import Place, any_sharded, local
 
 __all__ = ["Part", "has_gradient"]
 
@@ -34,11 +34,13 @@ class Part:
     versions: list[int] = field(default_factory=list)
     #: Of w', in this step.
     gradients: list[Tensor] = field(default_factory=list)
+    #: The optimizer's state, all of it, when it was last found to have these states.
+    _seen: tuple[list[Tensor], list[dict[str, Any]]] = ([], [])
 
     @property
     def sharded(self) -> bool:
         """Is one of the parameters sharded? What a rank holds of it may be elsewhere in the next step."""
-        return any(map(is_sharded, self.params))
+        return any_sharded(self.params)
 
     @property
     def centers(self) -> list[Tensor]:
@@ -68,12 +70,32 @@ class Part:
 
     def is_of(self, state: dict[Tensor, dict[str, Any]]) -> bool:
         """Is this what the optimizer keeps now? It may have been emptied, or its tensors replaced."""
-        return (
-            not self.sharded
-            and all(map(is_, map(state.get, self.params), self.states))
-            and all(map(is_, [kept.get("center") for kept in self.states], self.w))
-            and (not self.keeps_mean or all(map(is_, [kept.get("mean") for kept in self.states], self.mu)))
-        )
+        if self.sharded or not self._has_states_in(state):
+            return False
+        try:
+            return all(map(is_, map(_CENTER, self.states), self.w)) and (
+                not self.keeps_mean or all(map(is_, map(_MEAN, self.states), self.mu))
+            )
+        except KeyError:
+            return False
+
+    def _has_states_in(self, state: dict[Tensor, dict[str, Any]]) -> bool:
+        keys, values = self._seen
+        if len(state) == len(keys) > 0 and all(map(is_, state, keys)) and all(map(is_, state.values(), values)):
+            return True
+        if not all(map(is_, map(state.get, self.params), self.states)):
+            return False
+        if len(state) <= 2 * len(self.params):  # else it is quicker to look for these alone
+            self._seen = list(state), list(state.values())
+        return True
+
+    def kept(self, name: str) -> list[Tensor]:
+        """What the optimizer keeps under a name for each parameter; KeyError if it does not for one of them."""
+        tensors = [state[name] for state in self.states]
+        return [local(tensor) for tensor in tensors] if self.sharded else tensors
+
+
+_CENTER, _MEAN = itemgetter("center"), itemgetter("mean")
 
 
 def has_gradient(p: Tensor, optimizer: str) -> bool:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 __all__ = ["Patch", "Place", "is_sharded", "like", "local", "local_gradient", "norm", "place_of", "replace", "total"]
-__all__ += ["anywhere", "counted", "is_walkable", "of_one_kind", "placed", "sharding", "stretch", "stretches"]
+__all__ += ["any_sharded", "anywhere", "counted", "is_walkable", "of_one_kind", "placed", "sharding", "stretch"]
+__all__ += ["stretches"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -31,10 +32,17 @@ def is_sharded(tensor: Tensor) -> bool:
     >>> is_sharded(torch.zeros(3))
     False
     """
-    if type(tensor) in _PLAIN:
-        return False
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
+    return type(tensor) not in _PLAIN and _is_sharded_kind(type(tensor))
+
+
+def _is_sharded_kind(kind: type) -> bool:
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind not in _PLAIN and sharded is not None and issubclass(kind, sharded)
+
+
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Is one of these a DTensor?"""
+    return any(map(_is_sharded_kind, set(map(type, tensors))))
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -279,9 +287,9 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     """The Euclidean norm of tensors together, of which this rank may hold parts; in float32 at least."""
     parts = [local(tensor) for tensor in tensors]
     wide = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in parts]
-    if not any(is_sharded(tensor) for tensor in tensors):
-        return torch.nn.utils.get_total_norm(wide)
     norms = torch._foreach_norm(wide)
+    if not any(is_sharded(tensor) for tensor in tensors):
+        return torch.linalg.vector_norm(torch.stack([each.to(norms[0]) for each in norms]))
     square = total((tensor, each.square()) for tensor, each in zip(tensors, norms, strict=True))
     assert square is not None
     return square.sqrt()

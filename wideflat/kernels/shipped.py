@@ -1,8 +1,8 @@
 """The compiled loops that a wheel carries, used if they are whole, of these sources, and for this processor.
 
-A wheel that was built on a platform has ``compiled/kernels-float.so`` and ``compiled/kernels-double.so``, and beside
-each a JSON file: its SHA-256, that of the sources it was made of, and which processor it needs. What does not fit is
-left alone, and the loops are compiled here.
+A wheel that was built on a platform has ``compiled/kernels-float.so``, and beside it a JSON file: its SHA-256, that of
+the sources it was made of, and which processor it needs. What does not fit is left alone, and the loops are compiled
+here; so are those for float64, which a wheel does not carry.
 """
 
 from __future__ import annotations

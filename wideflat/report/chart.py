@@ -157,9 +157,10 @@ class Chart:
             ax.set_xticks(range(len(self.series)), names)
         else:
             ax.set_xscale(self.x_scale)
-            if legend and len(self.series) > 1:
+            if legend and any(series.label for series in self.series):
                 ax.legend(frameon=False)
         ax.set_yscale(self.y_scale)
+        _plain_logs(ax)
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.set_axisbelow(True)
@@ -209,6 +210,9 @@ class Chart:
 
     def figure(self, legend: bool = True, title: bool = True) -> Figure:
         """The chart as a matplotlib figure of its own (no global state is touched)."""
+        return self._figure((6.4, 4.0), legend, title)
+
+    def _figure(self, size: tuple[float, float], legend: bool, title: bool) -> Figure:
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -216,7 +220,7 @@ class Chart:
             ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _FOREGROUND
         )
         with matplotlib.rc_context(style):  # type: ignore[arg-type] # its keys are a union of 300 literals
-            figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+            figure = Figure(figsize=size, layout="constrained")
             ax = figure.add_subplot()
             self.draw(ax, legend)
             if title:
@@ -229,7 +233,7 @@ class Chart:
 
         text = io.StringIO()
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": self.name, "font.family": "sans-serif"}):
-            self.figure(legend, title).savefig(
+            self._figure((4.8, 3.2), legend, title).savefig(
                 text, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
             )
         svg = text.getvalue()
@@ -255,6 +259,19 @@ class Chart:
             with atomic_write(path, "wb") as binary:
                 binary.write(image.getvalue())
         return paths
+
+
+def _plain_logs(ax: Axes) -> None:
+    """Ticks of logarithmic axes as the numbers that they are: 0.02 and 50, never 2 × 10⁻²."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+        if scale == "log":
+            low, high = sorted(axis.get_view_interval())
+            if high < 30 * low:  # powers of ten would be one tick, or none
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 3 * low else MaxNLocator(5))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
 
 
 def scatter(count: int) -> np.ndarray:

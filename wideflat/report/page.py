@@ -98,7 +98,7 @@ class Page:
 
     def charts(self, *charts: Chart) -> None:
         """Figures side by side where there is room. A chart without any point says so instead of showing empty axes."""
-        kind = "figures alone" if len(charts) == 1 else "figures"
+        kind = "figures alone" if len(charts) == 1 else f"figures of{len(charts)}"
         self._body.append(f'<div class="{kind}">' + "\n".join(self._figure(chart) for chart in charts) + "</div>")
 
     def picture(self, title: str, svg: str, caption: str = "") -> None:
@@ -214,7 +214,7 @@ class Page:
 
 def _legend(chart: Chart) -> str:
     """Buttons that hide and show a series: in the page, so that the keyboard reaches them."""
-    if len(chart.series) < 2 or chart.kind == "distribution":
+    if chart.kind == "distribution" or not any(series.label for series in chart.series):
         return '<div class="legend"></div>'  # empty: figures beside each other stay in line
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-series="{index}">'

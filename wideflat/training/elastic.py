@@ -30,6 +30,8 @@ __all__ = ["Elastic", "refuse_rigid", "supervise"]
 
 #: Seconds that a replica waits while the others are being set up, before it joins them.
 WAIT = 0.5
+#: How often in a row a job may fail by itself (no data, a divergence), and seconds of a life after which it is no row.
+FAILURES, LONG_LIFE = 3, 600.0
 
 
 def refuse_rigid(preset: Preset) -> None:
@@ -229,10 +231,13 @@ class _Jobs:
         self.code = 0
         self.ended: dict[int, int] = {}
         self._asked = False
+        self._born: dict[int, float] = {}
+        self._failures: dict[int, int] = {}
 
     def start(self, a: int) -> None:
         """Start the job of replica ``a``."""
         self.running[a] = self._start(a)
+        self._born[a] = time.monotonic()
 
     def look_after(self, again: bool) -> None:
         """Take out the jobs that have ended; start those again that should not have, if ``again``."""
@@ -246,10 +251,22 @@ class _Jobs:
             if job.returncode in (130, 2) or self.restarts == 0:  # asked to stop; or started with wrong options
                 self.code = job.returncode if job.returncode > 0 else 1
                 continue
-            self.restarts -= 1
             how = f"signal {-job.returncode}" if job.returncode < 0 else f"exit code {job.returncode}"
+            if self._fails_again(a, job.returncode):
+                self.code = job.returncode
+                self.say(
+                    f"replica {a} has failed {FAILURES} times in a row ({how}) and is not started again: it said why"
+                )
+                continue
+            self.restarts -= 1
             self.say(f"replica {a} has died ({how}) and is started again")
             self.start(a)
+
+    def _fails_again(self, a: int, code: int) -> bool:
+        """Whether a job has failed by itself, not by a signal, so often that another start would not help."""
+        before = self._failures.get(a, 0) if time.monotonic() - self._born[a] < LONG_LIFE else 0
+        self._failures[a] = before + 1 if code > 0 else 0
+        return self._failures[a] >= FAILURES
 
     def left(self) -> str:
         """What the jobs have left behind, in words."""

@@ -19,7 +19,6 @@ from wideflat.data import Augmentation, DataError, ImageData, load
 from wideflat.data.own import is_own, load_own
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
-from wideflat.presets import Preset
 from wideflat.training.runs import Run
 from wideflat.training.training import augmentation
 
@@ -59,7 +58,7 @@ def profile_of_run(
         augment: With the augmentation of its training, as the paper does.
         **settings: More arguments of :func:`wideflat.local_energy`.
     """
-    data = data.limited(run.config["options"]["limit_data"])
+    data = data.limited(run.limit_data)
     used = augmentation_of_run(run) if augment else augmentation_of_run(run).evaluation()
 
     def measure() -> LocalEnergy:
@@ -101,7 +100,7 @@ def measurable(
     Returns:
         The network; inputs and targets; more arguments of the measurement: what makes inputs out of bytes.
     """
-    data = data.limited(run.config["options"]["limit_data"])
+    data = data.limited(run.limit_data)
     used = augmentation_of_run(run) if augment else augmentation_of_run(run).evaluation()
     pixels = data.train.images.permute(0, 2, 3, 1).contiguous().to(device)
     more: dict[str, Any] = {"augment": augmenting(used, data)}
@@ -117,7 +116,7 @@ def plain_images(run: Run, data: ImageData) -> tuple[Tensor, Tensor]:
         run: The run.
         data: See `profile_of_run`.
     """
-    data = data.limited(run.config["options"]["limit_data"])
+    data = data.limited(run.limit_data)
     pixels = data.train.images.permute(0, 2, 3, 1).contiguous()
     return augmenting(augmentation_of_run(run).evaluation(), data)(pixels), data.train.targets
 
@@ -164,7 +163,7 @@ def without_request(profile: LocalEnergy) -> dict[str, Any]:
 
 def augmentation_of_run(run: Run) -> Augmentation:
     """What was done to the training images of a run, for :class:`wideflat.data.Batches`."""
-    return augmentation(Preset.from_dict(run.config["experiment"]))
+    return augmentation(run.experiment)
 
 
 def images_of_run(run: Run, folder: str | os.PathLike[str] | None = None) -> ImageData:
@@ -174,15 +173,17 @@ def images_of_run(run: Run, folder: str | os.PathLike[str] | None = None) -> Ima
         run: The run.
         folder: Where the data set is; by default where the run found it.
     """
-    about = run.config["data"]
+    about = run.part("data")
     if folder is None:
         sources = [row.get("data_source") for row in run.metrics("environment")]
-        folder = next((source for source in reversed(sources) if source and _is_there(source)), None)
+        folder = next(
+            (source for source in reversed(sources) if source and isinstance(source, str) and _is_there(source)), None
+        )
     if "digest" in about:
         data = _own_images(run, folder)
     else:
-        data = load(about["name"], folder, allow_altered=about["altered"])
-    return data.limited(run.config["options"]["limit_data"])
+        data = load(str(about.get("name")), folder, allow_altered=bool(about.get("altered")))
+    return data.limited(run.limit_data)
 
 
 def _is_there(source: str) -> bool:
@@ -191,14 +192,14 @@ def _is_there(source: str) -> bool:
 
 def _own_images(run: Run, place: str | os.PathLike[str] | None) -> ImageData:
     """The user's own images that a run was trained on, and no others."""
-    about = run.config["data"]
+    about = run.part("data")
     if not is_own(place):
         raise DataError(
-            f"{run.path} was trained on data of your own ({about['name']}), which is not where it was: say where it is "
-            "now, with --data folder:PATH or --data npz:FILE"
+            f"{run.path} was trained on data of your own ({about.get('name')}), which is not where it was: say where "
+            "it is now, with --data folder:PATH or --data npz:FILE"
         )
     assert place is not None
-    data = load_own(place, Preset.from_dict(run.config["experiment"]).image_size)
-    if data.digest != about["digest"]:
+    data = load_own(place, run.experiment.image_size)
+    if data.digest != about.get("digest"):
         raise DataError(f"{place} is not what {run.path} was trained on: its images or labels have changed")
     return data

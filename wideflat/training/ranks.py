@@ -10,9 +10,7 @@ several, or the other way round.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,10 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-# Its functions have the process group of the moment as default argument. Imported later, as torch.optim does, they
-# would keep the group and its threads beyond its end.
-import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
@@ -31,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from wideflat.distributed.ending_together import ending_together
 from wideflat.distributed.mesh import MeshReplicas
 from wideflat.distributed.split_batch import SplitBatch
+from wideflat.distributed.threads import leave_in_peace
 from wideflat.presets import Preset
 from wideflat.replicas import Replicas
 from wideflat.training.company import Alone, WholeBatch
@@ -66,9 +61,6 @@ class Ranks(Alone):
     def of_torchrun(cls, num_replicas: int, device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
         """The ranks that ``torchrun`` has started; an error on one of them ends all.
 
-        A thread of gloo that lets go of a tensor needs the interpreter, and aborts the process if that is ending. They
-        are joined when nobody holds the process groups any more: also not something that waits to be collected.
-
         Args:
             num_replicas: y; the number of ranks must be a multiple of it.
             device: ``cpu`` (gloo) or ``cuda`` (NCCL, the GPU numbered like the rank on its machine).
@@ -84,7 +76,7 @@ class Ranks(Alone):
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
-        atexit.register(gc.collect)  # the last moment at which these threads may still run
+        leave_in_peace()
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
         try:
             shape = num_replicas, ranks // num_replicas

@@ -39,9 +39,10 @@ from typing import IO, Any
 import torch
 from torch import nn
 
+from wideflat.centered import warn_off_center
 from wideflat.checks import shown, whole
 from wideflat.environment import environment, now
-from wideflat.files import atomic_write, hold
+from wideflat.files import atomic_write, hold, missing, naming, read_whole
 from wideflat.presets import Preset
 from wideflat.training.configurations import as_read, differences
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
@@ -141,12 +142,12 @@ class Run:
         if replicas and not (path / "config.json").exists():
             path = next((each for each in replicas if (each / "model.json").exists()), replicas[0])
         try:
-            config = json.loads((path / "config.json").read_text())
+            config = json.loads(read_whole(path / "config.json"))
         except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(
-                f"{path} is not a run of wideflat: it has no config.json. `wideflat train` makes runs."
-            ) from None
-        except (ValueError, RecursionError):
+            what = f"{path} is not a run of wideflat: it has no config.json" if path.exists() else missing(path)
+            end = "" if what.endswith("?") else "."
+            raise FileNotFoundError(f"{what}{end} `wideflat train` makes runs.") from None
+        except (ValueError, RecursionError, IsADirectoryError):
             raise DamagedState(f"{path / 'config.json'} is damaged: it is not a whole JSON document") from None
         if not isinstance(config, dict) or not isinstance(config.get("format", 0), int):
             raise DamagedState(f"{path / 'config.json'} is damaged: it is no configuration of a run")
@@ -310,6 +311,7 @@ class Run:
             epoch: None for the result.
         """
         self._must_hold()
+        warn_off_center(model.parameters())
         path = self._model(epoch)
         with self._disk_with_last_state():
             save_state(path, dict(model.state_dict()), about=result)
@@ -373,10 +375,11 @@ class Run:
             >>> run.build_model(lambda num_classes: nn.Linear(4, num_classes))
             Linear(in_features=4, out_features=10, bias=True)
         """
-        experiment = self._experiment()
+        experiment = self.experiment
         build = build or self.build
         if build is None:
-            return experiment.build_model()
+            with naming(self.path / "config.json"):
+                return experiment.build_model()
         channels = dict(experiment.model_arguments).get("in_channels", 3)
         facts = {
             "num_classes": experiment.num_classes,
@@ -389,11 +392,25 @@ class Run:
             raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")
         return model
 
-    def _experiment(self) -> Preset:
-        try:
-            return Preset.from_dict(self.config["experiment"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DamagedState(f"{self.path / 'config.json'} holds no experiment of wideflat ({error!r})") from None
+    @property
+    def experiment(self) -> Preset:
+        """What is trained, as the configuration has it; it only names networks of this package."""
+        with naming(self.path / "config.json"):
+            return Preset.from_dict(self.part("experiment"))
+
+    @property
+    def limit_data(self) -> int | None:
+        """How many images it was trained and tested on, if that was limited."""
+        limit = self.part("options").get("limit_data")
+        with naming(self.path / "config.json"):
+            return None if limit is None else whole("limit_data", limit, 1)
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A part of the configuration: ``experiment``, ``options`` or ``data``."""
+        found = self.config.get(name)
+        if not isinstance(found, dict):
+            raise DamagedState(f"{self.path / 'config.json'} is damaged: it has no {name}, but {shown(found)}")
+        return found
 
     def _model(self, epoch: int | None) -> Path:
         return self.path / "model" if epoch is None else self.path / "snapshots" / f"epoch-{epoch:04d}"

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wideflat.files import DamagedState, atomic_write
+from wideflat.files import DamagedState, atomic_write, read_whole
 
 __all__ = ["DamagedState", "load_state", "read_about", "remove_state", "save_state"]
 
 #: Version of the form; a state of a later version is refused instead of misread.
 FORMAT = 1
+#: The most bytes of each of the two files of a state.
+MOST_STATE = 2**36
 
 
 def save_state(path: str | os.PathLike[str], state: Any, about: dict[str, Any] | None = None) -> None:
@@ -97,16 +99,18 @@ def _files(path: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path, MOST_STATE)
     except FileNotFoundError:
         raise DamagedState(f"{path} is missing") from None
+    except (ValueError, IsADirectoryError) as error:
+        raise DamagedState(f"{path} is damaged: {error}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_read(path))
         expected = content.pop("sha256")
-    except (ValueError, KeyError, AttributeError):  # ValueError: neither JSON nor UTF-8
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):  # ValueError: neither JSON nor UTF-8
         raise DamagedState(
             f"{path} is damaged: it is not a whole JSON document ({path.stat().st_size} bytes)"
         ) from None

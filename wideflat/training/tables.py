@@ -12,9 +12,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from wideflat.files import atomic_write
+from wideflat.files import atomic_write, read_whole
 
 __all__ = ["append_row", "mend_table", "read_table"]
+
+
+#: The most bytes of a table.
+MOST_TABLE = 2**30
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
@@ -40,7 +44,7 @@ def read_table(path: Path) -> tuple[list[dict[str, Any]], int]:
         ([{'epoch': 1}, {'epoch': 3}], 1)
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = read_whole(path, MOST_TABLE).split(b"\n")[:-1]
     except FileNotFoundError:
         return [], 0
     rows = [_row(line) for line in lines if line.strip()]
@@ -67,7 +71,7 @@ def mend_table(path: Path, length: int | None = None) -> str | None:
         (b'{"epoch": 1}\n            \n', b'{"epo\xff": 2}\n')
     """
     try:
-        before = path.read_bytes()
+        before = read_whole(path, MOST_TABLE)
     except FileNotFoundError:
         before = b""
     content = before if length is None else before[:length].ljust(length)

@@ -2,7 +2,7 @@
 
 import torch
 
-from zoo import examples, layers, parameters, unusual, wrapped
+from zoo import examples, layers, parameters, strange, unusual, wrapped
 
 KINDS = (
     layers.plain,
@@ -13,6 +13,7 @@ KINDS = (
     examples.examples,
     wrapped.wrapped,
     unusual.unusual,
+    strange.strange,
 )
 
 
@@ -51,4 +52,7 @@ REFUSED = {
     "complex parameter": _ALL,
     "a layer of the first example": _EXAMPLE,
     "autocast inside": _EXAMPLE,
+    "a cache that outlives the call": _EXAMPLE,
+    "lengths by the place in the batch": _EXAMPLE,
+    "rolled by a hook": _EXAMPLE,
 }

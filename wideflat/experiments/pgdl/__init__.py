@@ -20,7 +20,6 @@ The data (public_data.zip, 8.8 GB) and their licence: google-research/google-res
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,8 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.experiments.pgdl.keras import IDLE, keras_sequential, load_keras_weights
+from wideflat.checks import shown, whole
+from wideflat.experiments.pgdl.keras import IDLE, MOST_PIXELS, keras_sequential, load_keras_weights
 from wideflat.experiments.pgdl.tfrecord import read_examples
+from wideflat.files import naming, read_json
+
+#: More layers are never meant.
+MOST_LAYERS = 1000
 
 __all__ = ["PgdlModel", "find_models", "load_images", "of_one_architecture", "task_folder"]
 
@@ -81,13 +85,14 @@ class PgdlModel:
     @property
     def is_the_paper_s(self) -> bool:
         """Whether it has "3 convolutional blocks of width 512 and 1 fully connected layer of width 128" (App. B.3)."""
-        filters = [int(layer["filters"]) for layer in self.layers if layer["layer_name"] == "Conv2D"]
-        units = [int(layer["units"]) for layer in self.layers if layer["layer_name"] == "Dense"]
+        filters = [layer.get("filters") for layer in self.layers if layer["layer_name"] == "Conv2D"]
+        units = [layer.get("units") for layer in self.layers if layer["layer_name"] == "Dense"]
         return len(filters) == 6 and filters[-1] == 512 and units[:-1] == [128]
 
     def load(self) -> nn.Sequential:
         """The network with its trained weights, in eval mode."""
-        model, weighted = keras_sequential(self.layers, self.input_shape)
+        with naming(self.path / "config.json"):
+            model, weighted = keras_sequential(self.layers, self.input_shape)
         load_keras_weights(self.path / "weights.hdf5", weighted)
         return model.eval()
 
@@ -131,18 +136,35 @@ def find_models(task: str | os.PathLike[str]) -> list[PgdlModel]:
         if not isinstance(config.get("model_config"), list) or not isinstance(config.get("input_shape"), list):
             raise ValueError(f"{path} does not describe a network of PGDL: it has no model_config and input_shape")
         about = known.get(path.parent.name.removeprefix("model_"), known.get(path.parent.name, {}))
-        models.append(
-            PgdlModel(
-                path.parent,
-                [_whole_numbers(layer) for layer in config["model_config"]],
-                tuple(int(size) for size in config["input_shape"]),
-                {name: value.get("current_value") for name, value in about.get("hparams", {}).items()},
-                dict(about.get("metrics", {})),
-            )
-        )
+        with naming(path):
+            models.append(_model(path, config, about))
     if not models:
         raise FileNotFoundError(f"{task} holds no networks of PGDL (model_*/config.json)")
     return models
+
+
+def _model(path: Path, config: dict[str, Any], about: Any) -> PgdlModel:
+    """A network from its description, and from what is known of its training."""
+    layers, shape = config["model_config"], config["input_shape"]
+    if not 1 <= len(layers) <= MOST_LAYERS or not all(isinstance(layer, dict) for layer in layers):
+        raise ValueError(f"model_config must be a list of 1 to {MOST_LAYERS} layers, each a dictionary")
+    if not all(isinstance(layer.get("layer_name"), str) for layer in layers):
+        raise ValueError("every layer must have a layer_name")
+    for size in ("filters", "units"):
+        for layer in layers:
+            if size in layer and not isinstance(layer[size], (int, float)):
+                raise ValueError(f"{size} of a layer must be a whole number, got {shown(layer[size])}")
+    whole_layers = [_whole_numbers(layer) for layer in layers]
+    for part in ("hparams", "metrics"):
+        if not isinstance(about, dict) or not isinstance(about.get(part, {}), dict):
+            raise ValueError(f"model_configs.json must have a dictionary of {part} for it, got {shown(about)}")
+    hparams = {name: value.get("current_value") for name, value in about.get("hparams", {}).items()}
+    return PgdlModel(path.parent, whole_layers, tuple(map(_side, shape)), hparams, dict(about.get("metrics", {})))
+
+
+def _side(size: Any) -> int:
+    """A side of the images, or their channels."""
+    return whole("a number of input_shape", int(size) if isinstance(size, float) else size, 1, MOST_PIXELS)
 
 
 def of_one_architecture(models: Sequence[PgdlModel]) -> list[PgdlModel]:
@@ -172,6 +194,10 @@ def load_images(task: str | os.PathLike[str], split: str, limit: int | None = No
     inputs: list[np.ndarray] = []
     targets: list[int] = []
     for image, target in records:
+        if inputs and image.shape != inputs[0].shape:
+            raise ValueError(
+                f"{shards[0]} and others have images of different shapes, {inputs[0].shape}, {image.shape}"
+            )
         inputs.append(image)
         targets.append(target)
     if not inputs:
@@ -186,23 +212,21 @@ def _images_of(shard: Path) -> Iterator[tuple[np.ndarray, int]]:
         if not {"inputs", "output"} <= record.keys():
             raise ValueError(f"{shard} has records of {sorted(record)}; expected inputs and output")
         output = record["output"]
+        if not output.size or output.dtype.kind not in "iufb" or record["inputs"].dtype.kind not in "iuf":
+            raise ValueError(f"{shard} has a record whose inputs or output are no numbers, or none")
         target = int(output.argmax()) if output.size > 1 else int(output.reshape(()))
         yield record["inputs"].astype(np.float32, copy=False), target
 
 
 def _is_pgdl(path: Path) -> bool:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return "model_config" in read_json(path, "description of a network", dict)
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and "model_config" in content
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a whole JSON document: {error}") from None
+    content = read_json(path, "JSON document", lambda found: found)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold an object, got {type(content).__name__}")
     return content

@@ -35,6 +35,8 @@ IDLE = ("Dropout", "SpatialDropout2D", "GaussianDropout", "GaussianNoise", "Alph
 
 #: Larger layers and images are never meant; their weights would fill the memory.
 MOST_UNITS, MOST_PIXELS, MOST_WEIGHTS = 10**5, 4096, 10**8
+#: The same of windows and strides, and of the numbers between two layers for one image.
+MOST_WINDOW, MOST_VALUES = 128, 10**7
 
 #: Arguments of layers that matter in training only.
 _TRAINING_ONLY = ("name", "trainable", "dtype", "input_shape", "batch_input_shape", "build_config")
@@ -98,6 +100,10 @@ def keras_sequential(
     """
     modules: list[nn.Module] = []
     weighted: list[Weighted] = []
+    if len(input_shape) not in (1, 3) or math.prod(input_shape) > MOST_VALUES:
+        raise ValueError(
+            f"input_shape must be (height, width, channels) or (features,), got {shown(list(input_shape))}"
+        )
     x = torch.zeros(1, *((input_shape[2], *input_shape[:2]) if len(input_shape) == 3 else input_shape))
     for number, layer in enumerate(layers):
         arguments = _Arguments(layer, f"layer {number + 1} ({layer.get('layer_name')})")
@@ -105,6 +111,8 @@ def keras_sequential(
         arguments.nothing_left()
         with torch.no_grad():
             x = nn.Sequential(*new).eval()(x)
+        if x.numel() > MOST_VALUES:
+            raise ValueError(f"{arguments.where} gives {x.numel()} numbers for one image, more than {MOST_VALUES}")
         modules += new
     return nn.Sequential(*modules), weighted
 
@@ -150,7 +158,7 @@ class _Arguments:
         both = value if isinstance(value, (list, tuple)) else (value, value)
         if len(both) != 2:
             raise ValueError(f"{self.where}: {name} must be one number or two, got {value!r:.60}")
-        height, width = (self._whole(name, side, MOST_PIXELS) for side in both)
+        height, width = (self._whole(name, side, MOST_WINDOW) for side in both)
         return height, width
 
     def expect(self, name: str, *allowed: Any) -> Any:

@@ -6,6 +6,7 @@ Each check returns the value it was given, as the plain type that is meant, so t
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import operator
@@ -21,18 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = [
-    "check_cycle",
-    "check_entropy_sgd",
-    "check_parameter",
-    "choice",
-    "function",
-    "network",
-    "number",
-    "numbers_of",
-    "optimizer",
-    "real_tensor",
-]
+__all__ = ["check_cycle", "check_entropy_sgd", "check_parameter", "check_parameters", "choice", "function", "instance"]
+__all__ += ["maker", "network", "number", "numbers_of", "optimizer", "real_tensor"]
 __all__ += ["refuse_differentiable", "shown", "warn_of_adam", "warn_of_low_lr", "warn_user", "whole"]
 
 T = TypeVar("T")
@@ -41,6 +32,10 @@ T = TypeVar("T")
 LOW_LR = 0.1
 #: Larger counts are never meant: nothing here has as many epochs, replicas or classes.
 MOST = 10**9
+#: Larger rates are no numbers of float32.
+LARGEST = 1e38
+#: Longer lists of strengths, distances and the like are never meant.
+MOST_NUMBERS = 10**6
 
 
 def shown(value: Any) -> str:
@@ -55,8 +50,11 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         text = repr(value)
         return text if len(text) <= 60 else text[:57] + "..."
-    if isinstance(value, (list, tuple, dict, set)):
-        text = repr(value)
+    if type(value) in (list, tuple, dict, set):
+        try:
+            text = repr(value)
+        except Exception:  # of something inside it; and what is nested too deeply has none
+            return f"a {type(value).__name__}"
         return f"{text if len(text) <= 60 else text[:57] + '...'} (a {type(value).__name__})"
     return f"a {type(value).__name__}"
 
@@ -76,12 +74,12 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
         raise TypeError(f"{wanted}, got {shown(value)}")
     try:
         plain = operator.index(value)
-    except (TypeError, RuntimeError):  # a tensor that is no whole number, or has no content
+    except Exception:  # a tensor that is no whole number, or has no content; something of the user's that fails
         raise TypeError(f"{wanted}, got {shown(value)}") from None
     if plain < least:
-        raise ValueError(f"{wanted}, got {plain}")
+        raise ValueError(f"{wanted}, got {_digits(plain)}")
     if plain > most:
-        raise ValueError(f"{name} must be at most {most}, got {plain}")
+        raise ValueError(f"{name} must be at most {most}, got {_digits(plain)}")
     return plain
 
 
@@ -98,9 +96,10 @@ def number(
     ValueError: lr must be a finite number >= 0, got nan
     """
     limits = [f"> {above:g}"] if above is not None else [f">= {least:g}"] * math.isfinite(least)
-    limits += [f"<= {most:g}"] * math.isfinite(most)
-    wanted = f"{name} must be a finite number {' and '.join(limits)}".rstrip()
     plain = _plain(value)
+    if math.isfinite(most) and (most < LARGEST or (plain is not None and plain > most)):
+        limits.append(f"<= {most:g}")
+    wanted = f"{name} must be a finite number {' and '.join(limits)}".rstrip()
     if plain is None:
         raise TypeError(f"{wanted}, got {shown(value)}")
     if not math.isfinite(plain) or not least <= plain <= most or (above is not None and not plain > above):
@@ -123,10 +122,17 @@ def numbers_of(name: str, value: Any, least: float = -math.inf, *, above: float 
     elif isinstance(value, (str, bytes, dict, set, nn.Module)) or not isinstance(value, (numbers.Real, Iterable)):
         raise TypeError(f"{name} must be a sequence of numbers, got {shown(value)}")
     else:
-        values = [value] if isinstance(value, numbers.Real) else list(value)
+        values = [value] if isinstance(value, numbers.Real) else list(itertools.islice(value, MOST_NUMBERS + 1))
+        if len(values) > MOST_NUMBERS:
+            raise ValueError(f"{name} must have at most {MOST_NUMBERS} values, got more")
     if not values:
         raise ValueError(f"{name} must have at least one value, got none")
     return [number(name, each, least, above=above) for each in values]
+
+
+def _digits(value: int) -> str:
+    """A whole number, which may have thousands of digits."""
+    return str(value) if abs(value) < 10**40 else f"a number of {int(math.log10(abs(value))) + 1} digits"
 
 
 def _dimensions(value: Any) -> int:
@@ -142,7 +148,7 @@ def _plain(value: Any) -> float | None:
         if isinstance(value, Tensor) and (value.device.type == "meta" or value.dtype == torch.bool):
             return None
         try:
-            return float(value)
+            return float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError):
             return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
@@ -151,6 +157,8 @@ def _plain(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf
+    except Exception:  # a number of the user's own kind, which fails
+        return None
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> str:
@@ -184,6 +192,19 @@ def network(value: Any, name: str = "model") -> nn.Module:
     return value
 
 
+def instance(name: str, value: Any, kind: type[T], what: str | None = None) -> T:
+    """Something of one kind.
+
+    >>> instance("other", 3, nn.Module, "a network")
+    Traceback (most recent call last):
+    ...
+    TypeError: other must be a network, got 3
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {what or 'a ' + kind.__name__}, got {shown(value)}")
+    return value
+
+
 def function(name: str, value: T, what: str = "a function") -> T:
     """Something that can be called.
 
@@ -210,6 +231,20 @@ def optimizer(name: str, value: Any) -> Optimizer:
     return value
 
 
+def maker(name: str, value: Any) -> Callable[..., Any]:
+    """A class of optimizers, or a function that makes one of params.
+
+    >>> maker("inner", torch.optim.AdamW).__name__
+    'AdamW'
+    """
+    if not callable(value) or isinstance(value, nn.Module):
+        raise TypeError(
+            f"{name} must make an optimizer: a class of torch optimizers, such as torch.optim.AdamW, or "
+            f"functools.partial(torch.optim.AdamW, weight_decay=0.1); got {shown(value)}"
+        )
+    return value
+
+
 def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None) -> Tensor:
     """A tensor of real numbers on a device, or an array or sequence that becomes one, of so many dimensions.
 
@@ -223,11 +258,15 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     if isinstance(value, Tensor):
         tensor = value
     else:
-        if isinstance(value, (str, bytes, dict, set, nn.Module)) or value is None or callable(value):
+        if not isinstance(value, (list, tuple, range, np.ndarray, numbers.Number)) and not hasattr(
+            type(value), "__array__"
+        ):
             raise TypeError(f"{name} must be a tensor, got {shown(value)}")
+        if isinstance(value, range) and len(value) > MOST:
+            raise ValueError(f"{name} must be a tensor, got {shown(value)}")
         try:
             tensor = torch.as_tensor(np.asarray(value))
-        except (TypeError, ValueError, RuntimeError):
+        except Exception:  # whatever it is that NumPy asks the elements for
             raise TypeError(f"{name} must be a tensor of numbers, got {shown(value)}") from None
     if tensor.is_complex() or tensor.device.type == "meta" or tensor.layout is not torch.strided:
         what = "complex" if tensor.is_complex() else "without content" if tensor.is_meta else "sparse"
@@ -248,7 +287,7 @@ def warn_user(message: str) -> None:
         >>> str(caught[0].message), "wideflat" in Path(caught[0].filename).parts
         ('slow', False)
     """
-    inner = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    inner = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back
@@ -257,39 +296,108 @@ def warn_user(message: str) -> None:
 
 def check_cycle(settings: dict[str, Any]) -> None:
     """Refuse values that cannot be meant, of the settings that all of the entropic family have."""
-    if not float(settings["epsilon"]) >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {settings['epsilon']}")
-    if not 0 <= settings["alpha"] <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {settings['alpha']}")
-    if not isinstance(settings["inner_steps"], int) or settings["inner_steps"] < 1:
-        raise ValueError(f"inner_steps must be a whole number >= 1, got {settings['inner_steps']!r}")
+    number("epsilon", settings["epsilon"], 0, LARGEST)
+    number("alpha", settings["alpha"], 0, 1)
+    steps = settings["inner_steps"]
+    if not isinstance(steps, int) or whole("inner_steps", steps, 1) != steps:  # Python's own, which any file can hold
+        raise TypeError(f"inner_steps must be a whole number >= 1, got {shown(steps)}")
     if not isinstance(settings["seed"], int):
-        raise ValueError(f"seed must be a whole number, got {settings['seed']!r}")
+        raise ValueError(f"seed must be a whole number, got {shown(settings['seed'])}")
 
 
 def check_entropy_sgd(group: dict[str, Any]) -> None:
     """Refuse values that cannot be meant, of a param group of Entropy-SGD."""
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1 and not group["lr"].is_meta:
         raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(group['lr'].shape)}")
     for name in ("lr", "inner_lr", "gamma", "epsilon", "weight_decay", "momentum"):
-        if not float(group[name]) >= 0:
-            raise ValueError(f"{name} must be >= 0, got {group[name]}")
+        number(name, group[name], 0, LARGEST)
     for name in ("outer_momentum", "outer_weight_decay"):
-        if group[name] is not None and not group[name] >= 0:
-            raise ValueError(f"{name} must be >= 0 or None, got {group[name]}")
+        if group[name] is not None:
+            number(f"{name}, unless it is None,", group[name], 0, LARGEST)
     check_cycle(group)
     for nesterov, momentum in (("nesterov", "momentum"), ("outer_nesterov", "outer_momentum")):
         if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
             raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")
 
 
-def check_parameter(p: Tensor) -> None:
-    """Refuse a parameter whose elements share memory, as those of an expanded tensor do, or that is complex."""
-    if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
+def check_parameters(params: Iterable[Tensor], groups: Iterable[dict[str, Any]] = ()) -> None:
+    """Refuse new parameters that cannot be trained each (`check_parameter`), or share memory with those of groups."""
+    params = list(params)
+    for p in params:
+        check_parameter(p)
+    refuse_shared_memory([*params, *(p for group in groups for p in group["params"])])
+
+
+def refuse_shared_memory(params: Iterable[Tensor]) -> None:
+    """Refuse trainable parameters with elements that have memory in common, in one of them or in two.
+
+    Whoever keeps a copy of each and writes it back would write back one into the other.
+
+    >>> both = torch.zeros(6)
+    >>> refuse_shared_memory([nn.Parameter(both[:3]), nn.Parameter(both[3:])])
+    >>> refuse_shared_memory([nn.Parameter(both[:4]), nn.Parameter(both[3:])])
+    Traceback (most recent call last):
+    ValueError: parameters of the shapes (4,) and (3,) share memory; make them one nn.Parameter, or give clones
+    """
+    plain = {id(p): p for p in params if type(p) in (Tensor, nn.Parameter) and p.requires_grad and not p.is_meta}
+    here = [p for p in plain.values() if p.numel() and p.layout is torch.strided]
+    for p in here:
+        _check_own_memory(p)
+    for near in _neighbourhoods(here):
+        places = [_addresses(p) for p in near]
+        for k, (p, place) in enumerate(zip(near, places, strict=True)):
+            for q, other in zip(near[:k], places[:k], strict=True):
+                if len(np.intersect1d(place, other)):
+                    raise ValueError(
+                        f"parameters of the shapes {tuple(q.shape)} and {tuple(p.shape)} share memory; make them one "
+                        "nn.Parameter, or give clones"
+                    )
+
+
+def _span(p: Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    return 1 + sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
+
+
+def _addresses(p: Tensor) -> np.ndarray:
+    """Where the elements of a tensor lie."""
+    places = np.zeros(1, dtype=np.int64)
+    for stride, size in zip(p.stride(), p.shape, strict=True):
+        places = np.add.outer(places, stride * np.arange(size, dtype=np.int64)).ravel()
+    return p.data_ptr() + p.element_size() * places
+
+
+def _neighbourhoods(params: list[Tensor]) -> list[list[Tensor]]:
+    """Parameters whose stretches of memory overlap, though perhaps not their elements: columns of one matrix do."""
+    found: list[list[Tensor]] = []
+    end = 0
+    for p in sorted(params, key=lambda p: p.data_ptr()):
+        if p.data_ptr() >= end:
+            found.append([])
+        found[-1].append(p)
+        end = max(end, p.data_ptr() + _span(p) * p.element_size())
+    return [near for near in found if len(near) > 1]
+
+
+def _check_own_memory(p: Tensor) -> None:
+    """Refuse a parameter whose elements share memory, as those of an expanded tensor do, or that is negated lazily."""
+    steps = sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1)
+    if any(stride == 0 for stride, _ in steps):
         raise ValueError(
             f"a parameter of shape {tuple(p.shape)} is expanded: its elements share memory and cannot be trained each; "
             "give the optimizer a clone of it"
         )
+    apart = all(stride > sum(s * (n - 1) for s, n in steps[:k]) for k, (stride, _) in enumerate(steps))
+    if p.numel() and (p.is_neg() or (not apart and len(np.unique(_addresses(p))) < p.numel())):
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} is a view whose elements share memory, or which is negated lazily; "
+            "give the optimizer a clone of it"
+        )
+
+
+def check_parameter(p: Tensor) -> None:
+    """Refuse a parameter whose elements share memory, as those of an expanded tensor do, or that is complex."""
+    _check_own_memory(p)
     if p.is_complex():
         raise ValueError(
             f"complex parameters are not supported (one of shape {tuple(p.shape)}); store the real and imaginary "
@@ -329,8 +437,8 @@ def warn_of_low_lr(lr: float | Tensor) -> None:
     Args:
         lr: The outer rate; what is no rate at all is refused elsewhere, by name.
     """
-    rate = float(lr.flatten()[0]) if isinstance(lr, Tensor) and lr.numel() else lr
-    if isinstance(rate, (int, float)) and 0 < rate < LOW_LR:
+    rate = _plain(lr)
+    if rate is not None and 0 < rate < LOW_LR:
         warn_user(
             f"lr = {rate:g} is the outer rate of EntropySGD: after every L steps w goes that part of the way to where "
             "its explorer was, so training will be slow. The learning rate of SGD belongs into inner_lr: "

@@ -1,0 +1,42 @@
+"""The rest of the public names: right arguments pass; wrong ones, each of a kind that was once a raw error, do not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+matplotlib.use("agg")
+sys.path.insert(0, str(Path(__file__).parent))
+from more_doors import MORE_DOORS
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(set(MORE_DOORS) - {"Card.from_dict", "Slice.figure"}))
+def test_right_arguments_pass(name):
+    door, arguments = MORE_DOORS[name], MORE_DOORS[name].arguments()
+    door.use(door.function(**arguments), arguments)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        *[(name, "other", [0.1]) for name in ("LocalEnergy.compare", "FreeEntropy.compare", "Spectrum.joined")],
+        *[(name, "path", 3) for name in ("LocalEnergy.load", "Spectrum.load", "LocalEntropy.load")],
+        *[(name, "path", "/dev/zero") for name in ("LocalEnergy.load", "Spectrum.load", "LocalEntropy.load")],
+        *[(name, "ax", "x") for name in ("LocalEnergy.plot", "Slice.plot")],
+        *[(name, "state", 5e-324) for name in ("EntropySGD.load_state_dict", "SAM.load_state_dict")],
+        *[("Replicas.own", "model", 3), ("Replicas.ensemble", "inputs", "x"), ("ASAM", "rho", 2**1000)],
+        *[("LocalEnergy.from_dict, entries", "mean", [1.0]), ("Slice.from_dict", "positions", 3)],
+        *[("local_energy, more", "sigmas", iter(lambda: 0.1, None)), ("DiLoCo", "pull", "x")],
+    ],
+)
+def test_wrong_ones_are_refused_in_our_words(name, argument, value):
+    door = MORE_DOORS[name]
+    arguments = {**door.arguments(), argument: value}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        door.use(door.function(**arguments), arguments)
+    assert str(caught.traceback[-1].path).startswith(str(Path(__file__).parent.parent.parent / "wideflat"))

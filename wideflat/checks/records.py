@@ -1,0 +1,104 @@
+"""What is asked of what was written before: paths, arrays, states, records that may not be whole; and shares."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from wideflat.checks import number, shown
+
+__all__ = ["array", "check_state_dict", "location", "reading", "share"]
+
+
+def location(name: str, value: Any) -> Path:
+    """The path of a file or folder.
+
+    >>> location("path", 3)
+    Traceback (most recent call last):
+    ...
+    TypeError: path must be the path of a file, got 3
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(place := os.fspath(value), str):
+        raise TypeError(f"{name} must be the path of a file, got {shown(value)}")
+    if "\0" in place:
+        raise ValueError(f"{name} must be the path of a file, got one with a zero byte in it, {place!r:.60}")
+    return Path(place)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Around what reads a record: whatever one that is damaged runs it into becomes one kind of error.
+
+    >>> with reading("a slice"):
+    ...     {}["positions"]
+    Traceback (most recent call last):
+    ...
+    ValueError: this is not a whole slice: a part is missing or damaged (KeyError: 'positions')
+    """
+    try:
+        yield
+    except ValueError:
+        raise
+    except (LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error!s:.200}"
+        what = what.removeprefix("a ")
+        raise ValueError(f"this is not a whole {what}: a part is missing or damaged ({reason})") from error
+
+
+def array(name: str, value: Any) -> np.ndarray:
+    """Numbers as an array of floats with at least one dimension.
+
+    >>> array("mean", [1, 2])
+    array([1., 2.])
+    >>> array("mean", {"a": 1})
+    Traceback (most recent call last):
+    ...
+    TypeError: mean must be an array of numbers, got {'a': 1} (a dict)
+    """
+    try:
+        made = np.array(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=float)
+    except Exception:  # whatever it is that NumPy asks it for
+        raise TypeError(f"{name} must be an array of numbers, got {shown(value)}") from None
+    if made.ndim == 0:
+        raise ValueError(f"{name} must be an array of numbers, got {shown(value)}")
+    return made
+
+
+def check_state_dict(value: Any) -> dict[str, Any]:
+    """Refuse what no optimizer has given as its state: to be asked before it is taken apart.
+
+    >>> check_state_dict({"state": {}})
+    Traceback (most recent call last):
+    ...
+    ValueError: the state of an optimizer must have state and param_groups, as state_dict() gave them, got {'state': ...
+    """
+    wanted = "the state of an optimizer must have state and param_groups, as state_dict() gave them"
+    if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
+        raise (ValueError if isinstance(value, dict) else TypeError)(f"{wanted}, got {shown(value)}")
+    state, groups = value["state"], value["param_groups"]
+    if not isinstance(state, dict) or not all(isinstance(each, dict) for each in state.values()):
+        raise TypeError(f"{wanted}; state must be a dictionary of dictionaries, got {shown(state)}")
+    if not isinstance(groups, (list, tuple)) or not all(
+        isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups
+    ):
+        raise TypeError(f"{wanted}; param_groups must be dictionaries with a list of params, got {shown(groups)}")
+    return value
+
+
+def share(name: str, value: Any) -> float:
+    """A number between 0 and 1, neither of which it is.
+
+    >>> share("confidence", 95)
+    Traceback (most recent call last):
+    ...
+    ValueError: confidence must be between 0 and 1, got 95
+    """
+    if not 0 < (plain := number(name, value)) < 1:
+        raise ValueError(f"{name} must be between 0 and 1, got {plain:g}")
+    return plain

@@ -1,0 +1,50 @@
+"""Whether two answers of a network are the same to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["SLACK", "agree", "tensors"]
+
+#: Rounding that may lie between two ways of computing the same, in units of the last place: products are reordered.
+SLACK = 8192.0
+
+
+def agree(a: Any, b: Any, scale: Any = None, slack: float = 256.0) -> bool:
+    """Whether two trees of tensors are equal to rounding: ``slack`` units in the last place of the largest number.
+
+    Args:
+        a: Tensors in any nesting.
+        b: The same number of tensors.
+        scale: Tensors whose largest number counts; default ``a``.
+        slack: Units in the last place, in single and double precision; its fourth root in half precision.
+
+    Example:
+        >>> agree(torch.ones(2), torch.ones(2) + 1e-6), agree(torch.ones(2), torch.ones(2) + 1e-2)
+        (True, False)
+    """
+    ours, theirs = tensors(a), tensors(b)
+    known = [part[torch.isfinite(part)].abs() for part in (ours if scale is None else tensors(scale))]
+    largest = max((float(part.max()) for part in known if part.numel()), default=0.0)
+    return len(ours) == len(theirs) and all(_close(x, y, slack, largest) for x, y in zip(ours, theirs, strict=True))
+
+
+def _close(a: Tensor, b: Tensor, slack: float, largest: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    unit = torch.finfo(a.dtype).eps
+    slack = slack if unit < 1e-5 else slack**0.25  # half precision rounds each result, not each term of a sum
+    return bool(torch.isclose(a, b, rtol=0.0, atol=slack * unit * largest, equal_nan=True).all())
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a tree; a mapping of any kind counts as a dictionary."""
+    tree = dict(tree) if isinstance(tree, Mapping) else tree
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
