@@ -4,6 +4,7 @@ Usage: python replica_job.py INDEX NUM_REPLICAS LIGHTHOUSE STEPS FOLDER [SEED [S
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -34,6 +35,13 @@ def network():
     )
 
 
+def stops_at(path):
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return math.inf
+
+
 def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="barycenter"):
     torch.set_num_threads(1)
     folder = Path(folder)
@@ -61,6 +69,7 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="bar
     )
     coupling = wideflat.ReplicaCoupling(group, period=PERIOD, gamma=0.05)
     focusing = wideflat.Focusing(coupling, factor=20.0, total=steps)
+    say("starts")
     came_back = group.join()
     say(f"joined at step {coupling.calls} ({'came back' if came_back else 'from the start'})")
     done = 0
@@ -69,6 +78,8 @@ def main(index, num_replicas, lighthouse, steps, folder, seed=0, start_from="bar
         (folder / f"step-{index}").write_text(str(t))
         if (folder / "slowly").exists():  # while one is away, so that it comes back in time on any machine
             time.sleep(0.2)
+        while t >= stops_at(folder / f"stop-{index}"):  # to be killed here, or until it may go on
+            time.sleep(0.01)
         generator = torch.Generator().manual_seed(derive_seed(seed, index, t))
         chosen = torch.randint(len(x), (BATCH,), generator=generator)
         optimizer.zero_grad()

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft: pip i
 
 import wideflat
 from wideflat.distributed.elastic import ElasticReplicas, start_lighthouse
+from wideflat.files import atomic_write
 
 #: torchft says "warn" to its logger when it tries again, which a slow machine makes it do.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")
@@ -30,13 +32,15 @@ HEARTBEAT = 1.5
 class Cluster:
     """Jobs of this test; all are killed at its end."""
 
-    def __init__(self, folder, steps, num_replicas=3, seed=0, start_from="barycenter"):
+    def __init__(self, folder, steps, stops=(), num_replicas=3, seed=0, start_from="barycenter"):
         self.folder, self.steps, self.num_replicas = folder, steps, num_replicas
         self.more = [str(seed), start_from]
         self.lighthouse = start_lighthouse("127.0.0.1:0", heartbeat_timeout=HEARTBEAT, join_timeout=10.0)
         port = self.lighthouse.address().rsplit(":", 1)[1]
         self.address = f"http://127.0.0.1:{port}"
         self.jobs = {}
+        for index, step in dict(stops).items():
+            self.stop_at(index, step)
 
     def __enter__(self):
         for index in range(self.num_replicas):
@@ -62,12 +66,26 @@ class Cluster:
         text = path.read_text() if path.exists() else ""
         return int(text or -1)
 
-    def wait_for_step(self, index, step, timeout=120.0):
+    def wait_until(self, index, reached, what, timeout=120.0):
         deadline = time.monotonic() + timeout
-        while self.step(index) < step:
+        while not reached():
             assert self.jobs[index].poll() is None, self.report(index)
-            assert time.monotonic() < deadline, f"replica {index} did not reach step {step}: {self.report(index)}"
+            assert time.monotonic() < deadline, f"replica {index} did not {what}: {self.report(index)}"
             time.sleep(0.005)
+
+    def wait_for_step(self, index, step):
+        self.wait_until(index, lambda: self.step(index) >= step, f"reach step {step}")
+
+    def wait_for_log(self, index, text):
+        self.wait_until(index, lambda: text in self.log(index), f"say {text!r}")
+
+    def stop_at(self, index, step):
+        """Let a replica wait before this step, which it has not reached yet, until it is killed or may go on."""
+        with atomic_write(self.folder / f"stop-{index}") as file:
+            file.write(str(step))
+
+    def go_on(self, index):
+        (self.folder / f"stop-{index}").unlink()
 
     def kill(self, index):
         self.jobs[index].send_signal(signal.SIGKILL)
@@ -91,21 +109,33 @@ class Cluster:
         return found
 
 
-def disturbed(folder, steps, seed, start_from="barycenter"):
-    """Kill one replica at a random step, let it come back, then kill another one; returns what the others report."""
+def disturbed(folder, steps, seed, start_from="barycenter", noticed=True):
+    """Kill one replica at a random step, let it come back, then kill another one; returns what the others report.
+
+    The others meet without the first one before it comes back, or, not ``noticed``, wait with their next meeting until
+    it is there again. Who is to be killed stops first, so that nothing hangs on who is faster.
+    """
     chance = random.Random(seed)
     first, second, third = chance.sample(range(3), 3)
     when = chance.randrange(steps // 10, steps // 4)
-    with Cluster(folder, steps, seed=seed, start_from=start_from) as cluster:
-        cluster.wait_for_step(first, when)
+    stop = [first] if noticed else [first, second, third]
+    with Cluster(folder, steps, dict.fromkeys(stop, when), seed=seed, start_from=start_from) as cluster:
+        for index in stop:
+            cluster.wait_for_step(index, when)
         (folder / "slowly").touch()
         cluster.kill(first)
-        time.sleep(chance.uniform(0, 1))
+        if noticed:
+            cluster.wait_for_log(third, f"replica {first} has gone")
+        before = cluster.log(first).count("starts")
         cluster.start(first)
-        cluster.wait_for_step(first, 0)
-        joined = cluster.step(first)
-        (folder / "slowly").unlink()
+        cluster.wait_until(first, lambda: cluster.log(first).count("starts") > before, "start")
+        for index in stop:
+            cluster.go_on(index)
+        cluster.wait_for_log(first, "(came back)")
+        joined = int(re.search(r"joined at step (\d+) \(came back\)", cluster.log(first))[1])
         later = chance.randrange(min(joined + 20, steps - 30), max(joined + 50, steps - 20))
+        cluster.stop_at(second, later)
+        (folder / "slowly").unlink()
         cluster.wait_for_step(second, later)
         cluster.kill(second)
         results = cluster.results([first, third])
@@ -113,7 +143,7 @@ def disturbed(folder, steps, seed, start_from="barycenter"):
     return (first, when, joined), (second, later), third, results, logs
 
 
-def check(steps, back, gone, third, results, logs):
+def check(steps, back, gone, third, results, logs, noticed=True):
     (first, _, joined), (second, _) = back, gone
     assert joined % 10 == 0 and joined > 0  # it came in at a meeting, where the others were
     for result in results.values():
@@ -123,16 +153,20 @@ def check(steps, back, gone, third, results, logs):
     assert results[first]["came_back"] and results[first]["done"] == steps - joined
     assert results[first]["checksum"] == results[third]["checksum"]  # both end with the same barycenter
     assert results[first]["gamma"] == results[third]["gamma"]
-    assert f"replica {first} has gone; 2 of 3" in logs[third]
-    assert f"replica {first} has come (back); 3 of 3" in logs[third]
+    if noticed:
+        assert f"replica {first} has gone; 2 of 3" in logs[third]
+        assert f"replica {first} has come (back); 3 of 3" in logs[third]
+    else:
+        assert f"replica {first} was lost and has come back since the last meeting; 3 of 3" in logs[third]
     assert f"replica {second} has gone; 2 of 3" in logs[third]
     assert f"replica {second} has gone; 2 of 3" in logs[first]
 
 
-def test_a_replica_is_killed_comes_back_and_another_is_killed(tmp_path):
+@pytest.mark.parametrize("noticed", [True, False], ids=["missed", "back before the next meeting"])
+def test_a_replica_is_killed_comes_back_and_another_is_killed(tmp_path, noticed):
     steps = 400
-    outcome = disturbed(tmp_path, steps, seed=0)
-    check(steps, *outcome)
+    outcome = disturbed(tmp_path, steps, seed=0, noticed=noticed)
+    check(steps, *outcome, noticed=noticed)
     assert all(result["test_error"] < 0.08 for result in outcome[3].values())
 
 

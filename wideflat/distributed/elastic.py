@@ -291,19 +291,21 @@ class ElasticReplicas:
         """Sum weights and numbers over those who are there; None if that failed, or if it is too early.
 
         All do the same, whether they train or only join. The numbers are: how many weights were added; how many came
-        for each kind of meeting; how many train already or have waited long enough; who is there; one value of each.
+        for each kind of meeting; how many train already or have waited long enough; who is there (1, or 2: without
+        weights, since it was lost and has come back); one value of each.
         """
         y = self.num_replicas
         weight = 0.0 if self._takes_barycenter else 1.0
         ready = waits_until is None or time.monotonic() > waits_until
         head = torch.zeros(4 + 2 * y, dtype=torch.float64, device=self._device)
-        head[0], head[1 + kind], head[3], head[4 + self.index] = weight, weight, float(ready), 1.0
+        head[0], head[1 + kind], head[3], head[4 + self.index] = weight, weight, float(ready), 2.0 - weight
         if value is not None:
             head[4 + y + self.index] = value
         for number, flat in enumerate(self._buckets.flat):
             self._buckets.fill(number, self._weights) if weight else flat.zero_()
         self._sum([head, *self._buckets.flat])
-        present = head[4 : 4 + y] > 0
+        presence = head[4 : 4 + y]
+        present = presence > 0
         if self._manager.errored() is None and not head[3].item() > 0 and not present.all():
             return None  # the beginning: all who are here wait for the others
         if not self._manager.should_commit():
@@ -316,7 +318,7 @@ class ElasticReplicas:
             raise OutOfStep("others were training already while this replica was being set up")
         for flat in self._buckets.flat:
             flat.div_(count)
-        self._notice(present.nonzero().flatten().tolist())
+        self._notice(present.nonzero().flatten().tolist(), (presence > 1).nonzero().flatten().tolist())
         if self._takes_barycenter:
             self._start_here()
         self._joined = True
@@ -332,16 +334,19 @@ class ElasticReplicas:
         self._takes_barycenter, self._given = False, None
         self._restarts += 1
 
-    def _notice(self, alive: list[int]) -> None:
-        """Say who has left and who has come."""
+    def _notice(self, alive: list[int], new: list[int]) -> None:
+        """Say who has left, who has come, and who was lost and has come back between two meetings."""
         before, self.alive = self.alive, alive
-        if before:
-            for a in sorted(set(before) - set(alive)):
-                self.say(f"replica {a} has gone; {len(alive)} of {self.num_replicas} are alive")
-            for a in sorted(set(alive) - set(before)):
-                self.say(f"replica {a} has come (back); {len(alive)} of {self.num_replicas} are alive")
-        elif not before:
-            self.say(f"replica {self.index} is with {alive}; {len(alive)} of {self.num_replicas} are alive")
+        count = f"{len(alive)} of {self.num_replicas} are alive"
+        if not before:
+            self.say(f"replica {self.index} is with {alive}; {count}")
+            return
+        for a in sorted(set(before) - set(alive)):
+            self.say(f"replica {a} has gone; {count}")
+        for a in sorted(set(alive) - set(before)):
+            self.say(f"replica {a} has come (back); {count}")
+        for a in sorted(set(new) & set(before)):
+            self.say(f"replica {a} was lost and has come back since the last meeting; {count}")
 
     def exchange(self, kind: int = COUPLE, value: float | None = None) -> Tensor:
         """One meeting of all that are alive, repeated until it succeeds; afterwards the buckets hold the barycenter."""
