@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+import wideflat.distributed.threads as threads
+
 SCRIPT = """
 import atexit, time
 from pathlib import Path
@@ -52,3 +54,25 @@ def test_the_interpreter_does_not_end_under_a_thread(end, held):
     printed = dict(line.split(": ") for line in done.stdout.splitlines())
     assert (int(printed["threads of gloo"]) > 0) == held
     assert printed["waited"] == str(held)
+
+
+@pytest.mark.parametrize(("states", "looks"), [("", 0), ("S", 1), ("RRDS", 4), ("R" * 100, threads.LOOKS)])
+def test_threads_are_waited_for_until_they_are_at_rest(tmp_path, monkeypatch, states, looks):
+    seen = []
+
+    def task(number, name, state):
+        (tmp_path / number).mkdir(exist_ok=True)
+        (tmp_path / number / "comm").write_text(f"{name}\n")
+        (tmp_path / number / "stat").write_text(f"{number} ({name} (1)) {state} 1 2 3\n")
+
+    def later(seconds):
+        seen.append(seconds)
+        task("8", "pt_gloo", states[min(len(seen), len(states)) - 1])
+
+    task("7", "python", "R")
+    if states:
+        task("8", "pt_gloo", "R")
+    monkeypatch.setattr(threads, "TASKS", tmp_path)
+    monkeypatch.setattr(threads.time, "sleep", later)
+    threads._before_the_interpreter_ends()
+    assert len(seen) == looks

@@ -4,12 +4,14 @@ A thread of gloo that lets go of a tensor needs the interpreter, and aborts the 
 are joined when nobody holds their process group any more. Two things hold it longer than one thinks: cycles that wait
 to be collected, and the functions of ``torch.distributed.nn.functional``, whose default arguments are the group of the
 moment at which they are imported. Imported here, before there is a group, they hold none; the first optimizer imports
-them otherwise. A mesh in a variable of a script holds its groups to the end: their threads are given a moment there.
+them otherwise. A mesh in a variable of a script holds its groups to the end: their threads are given the time
+to come to rest there.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import time
@@ -22,8 +24,14 @@ if dist.is_available():
 
 __all__ = ["leave_in_peace"]
 
-#: Seconds in which threads that are still there come to rest; what they have to do takes microseconds of them.
+#: What the system tells of the threads of this process.
+TASKS = Path("/proc/self/task")
+
+#: Seconds between two looks at threads that are still there; what they have to do takes microseconds of them.
 MOMENT = 0.1
+
+#: How many looks at most; a thread that is not at rest by then has other work.
+LOOKS = 50
 
 
 @functools.cache
@@ -34,14 +42,23 @@ def leave_in_peace() -> None:
 
 def _before_the_interpreter_ends() -> None:
     gc.collect()
-    if _threads_of_gloo():
-        time.sleep(MOMENT)
+    states = _threads_of_gloo()
+    for _ in range(LOOKS):
+        if not states:
+            return
+        time.sleep(MOMENT)  # without the interpreter's lock, which they may wait for
+        states = _threads_of_gloo()
+        if all(state == "S" for state in states):  # nobody computes, or waits for a processor of a busy machine
+            return
 
 
-def _threads_of_gloo() -> int:
-    """How many there are, where the system tells; else 1, since there may be some."""
-    try:
-        names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    except OSError:
-        return 1
-    return sum("gloo" in name for name in names)
+def _threads_of_gloo() -> list[str]:
+    """The state of each (S: asleep), where the system tells; else of one, asleep, since there may be some."""
+    if not TASKS.is_dir():
+        return ["S"]
+    states = []
+    for task in TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if "gloo" in (task / "comm").read_text():
+                states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
