@@ -10,7 +10,7 @@ from wideflat.energy.doubts import Doubts
 def test_on_the_cpu_at_once():
     doubts = Doubts()
     doubts.refuse(torch.tensor(False), "no")
-    with pytest.raises(ValueError, match="^yes$"):
+    with pytest.raises(ValueError, match=r"^yes$"):
         doubts.refuse(torch.tensor(True), "yes")
     doubts.settle()
 
@@ -21,7 +21,7 @@ def test_on_a_device_when_they_are_read():
         for flag, why in ((False, "one"), (False, "two"), (True, "two"), (False, "two")):
             doubts.refuse(torch.tensor(flag, device=DEVICE), why)
         assert device.waits.total() == 0
-        with pytest.raises(ValueError, match="^two$"):
+        with pytest.raises(ValueError, match=r"^two$"):
             doubts.settle()
         assert device.waits.total() == 1
         doubts.settle()

@@ -151,7 +151,7 @@ class Network:
         self.place(xi, sigma)
         return torch.cat([self._block(batch, size).detach() for batch, size in self._batches])
 
-    def launched(self, xi: Tensor, sigma: float, energies: Callable[[Tensor, slice], Tensor]) -> tuple[Tensor, Tensor]:
+    def gradient(self, xi: Tensor, sigma: float, energies: Callable[[Tensor, slice], Tensor]) -> tuple[Tensor, Tensor]:
         """The sum of ``energies`` (of the measure of some examples, and which these are) and its gradient in xi.
 
         The sum is a tensor of no axis: nobody has waited for it.
@@ -263,7 +263,7 @@ class NetworkEnergy:
 
     def launched(self, xi: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`gradient`, with V as a tensor of no axis, for which nobody has waited."""
-        return self.network.launched(xi, self.sigma, self.energies)
+        return self.network.gradient(xi, self.sigma, self.energies)
 
 
 def _digest(model: nn.Module) -> str:
