@@ -167,7 +167,7 @@ class Entropic(Cycles):
         return super()._pseudo_gradients(part)
 
     def _is_traceable(self) -> bool:
-        """With one inner optimizer: the tracer knows a group by one place, and the inner ones have lists of their own."""
+        """With one inner optimizer: the tracer knows a group by its place in one list, and these have several."""
         return len(self.inner) == 1
 
     def _move(self, groups: list[Lists]) -> None:

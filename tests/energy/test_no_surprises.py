@@ -40,8 +40,9 @@ MEASURES = {
 #: Those whose results come once a pass, however many blocks there are; of the others the number of passes is known
 #: when they are done.
 ONCE_A_PASS = ["local_energy", "layer_profiles", "worst_case", "shift_profile"]
-#: Waits before and after the passes: settings are looked at, plans compared, weights put back.
-AROUND = 60
+#: Waits before and after the passes: settings are looked at, plans compared, weights put back. A profile of two layers
+#: is two measurements.
+AROUND = 80
 
 
 class Net(nn.Module):

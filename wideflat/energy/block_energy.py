@@ -45,7 +45,7 @@ class Pending:
     Attributes:
         tiles: How many passes at once.
         active: Which sigmas.
-        values: The metric at each of these.
+        values: The means of the metric, (tiles, sigmas), or, of a device without float64, the metric at each of these.
         baseline: The metric at w, where it was evaluated.
     """
 
@@ -183,6 +183,8 @@ class BlockEnergy:
         if _versions(kept.batch) != before:
             raise Unforeseen("the network writes into its input, which it did not do with the first batch")
         self._keep(j, tiles, kept)
+        if values and values[0].dtype == torch.float64:
+            values = [torch.stack(values, 1)]
         return Pending(tiles, active.copy(), values, baseline)
 
     def settled(self, launched: Mapping[int, Pending]) -> dict[int, np.ndarray]:
@@ -200,7 +202,8 @@ class BlockEnergy:
             rows = found[j] = np.full((one.tiles, len(sigmas)), np.nan)
             rows[:, sigmas == 0] = 0.0
             if one.values:
-                means = torch.stack([_means(next(arrived), one.tiles) for _ in one.values], 1)
+                parts = [next(arrived) for _ in one.values]
+                means = parts[0] if parts[0].dim() == 2 else torch.stack([_means(v, one.tiles) for v in parts], 1)
                 change = means.numpy() - self.baselines[j][-1]
                 # an overflow counts as infinite; NaN means not evaluated
                 rows[:, one.active] = np.where(np.isnan(change), np.inf, change)

@@ -40,7 +40,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     >>> fetched([torch.ones(2), torch.tensor(3.0)])
     [tensor([1., 1.], dtype=torch.float64), tensor(3., dtype=torch.float64)]
     """
-    found: list[Tensor] = [tensor.detach() for tensor in tensors]
+    found: list[Tensor] = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for k, tensor in enumerate(found):
         if tensor.device.type != "cpu":
@@ -50,7 +50,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
         parts = flat.split([found[k].numel() for k in members])
         for k, part in zip(members, parts, strict=True):
             found[k] = part.view(found[k].shape)
-    return [tensor.double() for tensor in found]
+    return [tensor if tensor.dtype == torch.float64 else tensor.double() for tensor in found]
 
 
 def squared_length(tensors: Iterable[Tensor]) -> float:
