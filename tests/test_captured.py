@@ -246,6 +246,23 @@ def test_what_cannot_be_captured_is_compiled_in_pieces():
     assert_close(params, others, opt, other)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo")
+@pytest.mark.parametrize("how", ["captured", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_several_inner_optimizers_are_captured_and_compiled_in_pieces(how):
+    """As one graph the tracer would look for the groups of the second in the places of the first: an index error."""
+
+    def make(params, **changes):
+        inner = torch.optim.SGD(params[:2], lr=0.02, **SGD), torch.optim.AdamW(params[2:], lr=0.02)
+        return wideflat.Entropic(*inner, inner_steps=4, pull=1.0, alpha=0.5, **changes)
+
+    params, others = parameters(torch.float64), parameters(torch.float64)
+    opt, other = make(params), make(others, capturable=how == "captured")
+    torch._dynamo.reset()
+    run(params, opt.step, steps=10)
+    run(others, other.step if how == "captured" else torch.compile(other.step, backend="eager"), steps=10)
+    assert_close(params, others, opt, other, 1e-10 if how == "captured" else 1e-5)
+
+
 @pytest.mark.slow
 @every
 def test_inductor_on_the_cpu(name):

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from wideflat.checks import network, shown, whole
+from wideflat.kernels.float64 import has_float64
 
 __all__ = ["refresh_batch_norm"]
 
@@ -136,20 +137,28 @@ def _merged(norms: list[_BatchNorm], seen: Callable[[], int], group: dist.Proces
     for rank, report in enumerate(reports):
         if report is not None:
             raise RuntimeError(f"refresh_batch_norm failed on process {rank} of the group: {report}")
-    device = next(norms[0].buffers()).device
-    total = torch.tensor(float(seen()), dtype=torch.float64, device=device)
-    dist.all_reduce(total, group=group)
-    if not total > 0:
+    counts: list[int] = [0] * len(reports)
+    dist.all_gather_object(counts, seen(), group=group)
+    if not (total := sum(counts)):
         raise ValueError("refresh_batch_norm needs at least one batch, got an empty loader on every process")
     with torch.no_grad():
         for norm in norms:
             assert norm.running_mean is not None and norm.running_var is not None
             for buffer in (norm.running_mean, norm.running_var):
-                part = buffer.double() * seen() if seen() else torch.zeros_like(buffer, dtype=torch.float64)
-                dist.all_reduce(part, group=group)
-                buffer.copy_(part / total)
+                _average(buffer, seen(), total, group)
             if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.copy_(total)
+                norm.num_batches_tracked.fill_(total)
+
+
+def _average(buffer: Tensor, seen: int, total: int, group: dist.ProcessGroup) -> None:
+    """The mean over the ``total`` batches of all processes, of which this one has ``seen`` some.
+
+    It is summed in float64, or where the device has none in float32: there are as many terms as processes.
+    """
+    exact = torch.float64 if has_float64(buffer.device) else torch.promote_types(buffer.dtype, torch.float32)
+    part = buffer.to(exact) * seen if seen else torch.zeros_like(buffer, dtype=exact)
+    dist.all_reduce(part, group=group)
+    buffer.copy_(part / total)
 
 
 def _forward(model: nn.Module, batch: Any) -> object:

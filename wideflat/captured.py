@@ -82,7 +82,13 @@ class Captured(Centered):
             )
 
     def _is_captured(self) -> bool:
-        return self._obstacle is None and (torch.compiler.is_compiling() or self.capturable)
+        if torch.compiler.is_compiling():
+            return self._obstacle is None and self._is_traceable()
+        return self._obstacle is None and self.capturable
+
+    def _is_traceable(self) -> bool:
+        """Whether torch's tracer can follow a captured step."""
+        return True
 
     # --------------------------------------------------------------------------------------------- what subclasses say
 

@@ -16,6 +16,7 @@ from wideflat.checks import number, numbers_of, warn_user, whole
 from wideflat.checks import optimizer as checked_optimizer
 from wideflat.checks.records import reading
 from wideflat.distributed.group import InProcess, ReplicaGroup, detached
+from wideflat.kernels.float64 import doubled
 from wideflat.kernels.shards import local_gradient
 from wideflat.replica_networks import Replicas
 
@@ -262,7 +263,7 @@ class ReplicaCoupling:
         """The distance that rounding of the mean makes of equal replicas."""
         squares = []
         for member in detached(self.group.members):
-            norms = [(p.full_tensor() if hasattr(p, "full_tensor") else p).double().square().sum() for p in member]
+            norms = [doubled(p.full_tensor() if hasattr(p, "full_tensor") else p).square().sum() for p in member]
             coarsest = max(torch.finfo(p.dtype).eps for p in member)
             squares.append(coarsest**2 * sum(float(norm) for norm in norms))
         return float(self.group.total(torch.tensor(squares, dtype=torch.float64)))
@@ -362,7 +363,7 @@ class _Growth:
         """
         if norms[0].device.type != "cpu":
             return False
-        previous, self.last = self.last, torch.stack(norms).double().square().sum()
+        previous, self.last = self.last, doubled(torch.stack(norms)).square().sum()
         if previous is None:
             return False
         value = float(previous)

@@ -145,7 +145,7 @@ def _plain(value: Any) -> float | None:
         real = not (value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value))
         if not real or (value.numel() if isinstance(value, Tensor) else value.size) != 1:
             return None
-        if isinstance(value, Tensor) and (value.device.type == "meta" or value.dtype == torch.bool):
+        if isinstance(value, Tensor) and (value.is_meta or value.dtype == torch.bool):
             return None
         try:
             return float(value.detach() if isinstance(value, Tensor) else value)
@@ -268,7 +268,7 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
             tensor = torch.as_tensor(np.asarray(value))
         except Exception:  # whatever it is that NumPy asks the elements for
             raise TypeError(f"{name} must be a tensor of numbers, got {shown(value)}") from None
-    if tensor.is_complex() or tensor.device.type == "meta" or tensor.layout is not torch.strided:
+    if tensor.is_complex() or tensor.is_meta or tensor.layout is not torch.strided:
         what = "complex" if tensor.is_complex() else "without content" if tensor.is_meta else "sparse"
         raise TypeError(f"{name} must be a dense tensor of real numbers, got a {what} one")
     if dimensions is not None and tensor.dim() not in dimensions:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.kernels.flat_blocks import cache_blocks
+from wideflat.kernels.float64 import doubled
 from wideflat.kernels.shards import local, sharding, total
 
 if TYPE_CHECKING:
@@ -155,4 +156,4 @@ def set_to_mean(target: Sequence[Tensor], members: Sequence[Sequence[Tensor]]) -
 def square_distance(w: list[Tensor], w_bar: list[Tensor]) -> Tensor:
     """The squared distance between two lists of tensors, in float64 on the CPU."""
     norms = torch._foreach_norm(torch._foreach_sub(w, w_bar))
-    return torch.stack(list(norms)).double().square().sum().cpu()
+    return doubled(torch.stack(list(norms))).square().sum().cpu()

@@ -56,14 +56,15 @@ class Ball:
         if self.kind == "linf":
             return delta.clamp(-self.radius, self.radius)
         length = _length(delta)
-        return delta * (self.radius / length) if length > self.radius else delta
+        return torch.where((length > self.radius).to(delta.device), delta * (self.radius / length), delta)
 
     def steepest(self, gradient: Tensor) -> Tensor:
         """The unit vector along which a linear function with this gradient grows fastest."""
         if self.kind == "linf":
             return gradient.sign()
         length = _length(gradient)
-        return gradient / length if 0 < length < math.inf else torch.zeros_like(gradient)
+        has_one = ((length > 0) & (length < math.inf)).to(gradient.device)
+        return torch.where(has_one, gradient / length, 0.0)
 
     def random(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """A point of it: of uniform direction and distance (l2), or uniform (linf)."""
@@ -143,5 +144,6 @@ def checkpoints(steps: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _length(vector: Tensor) -> float:
-    return float(doubled(vector).norm())
+def _length(vector: Tensor) -> Tensor:
+    """The length in float64, where the vector is: the host does not wait for it (where there is float64)."""
+    return doubled(vector).norm()

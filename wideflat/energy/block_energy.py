@@ -9,7 +9,9 @@ them it is, is settled once, by comparing both (:mod:`~wideflat.energy.self_chec
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,10 @@ from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.request import Plan
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.energy.uses import Unforeseen
+from wideflat.kernels.float64 import fetched
 from wideflat.seeds import derive_seed
 
-__all__ = ["BlockEnergy", "generator_of"]
+__all__ = ["BlockEnergy", "Pending", "generator_of"]
 
 #: Bytes of prepared batches and of products of a first layer that are kept from one pass to the next.
 KEPT_BYTES = 2**28
@@ -33,6 +36,23 @@ KEPT_BYTES = 2**28
 TILED_BYTES = 2**26
 #: Examples that are evaluated at once at most, where blocks are repeated for several passes.
 TILED_EXAMPLES = 4096
+
+
+@dataclass
+class Pending:
+    """What was launched for a block: nobody has waited for it yet.
+
+    Attributes:
+        tiles: How many passes at once.
+        active: Which sigmas.
+        values: The means of the metric, (tiles, sigmas), or, of a device without float64, the metric at each of these.
+        baseline: The metric at w, where it was evaluated.
+    """
+
+    tiles: int
+    active: np.ndarray
+    values: list[Tensor]
+    baseline: Tensor | None
 
 
 @dataclass
@@ -137,17 +157,17 @@ class BlockEnergy:
 
     # ---- one block
 
-    def measure(self, block: Block, number: int, tiles: int, active: np.ndarray) -> np.ndarray:
-        """The dE of one block for each of ``tiles`` passes and each sigma, (tiles, S); NaN where it is not active."""
+    def launch(self, block: Block, number: int, tiles: int, active: np.ndarray) -> Pending:
+        """Evaluate one block for each of ``tiles`` passes and each active sigma; :meth:`settled` has the results."""
         evaluation, j, sigmas = self.evaluation, block.index, self.plan.request.sigmas
         kept = self._kept.get((j, tiles))
         if kept is None:
             single = evaluation.load(block.batch)
             kept = _Kept(repeated(single, tiles), {})
-        before = _versions(kept.batch)
+        before, baseline = _versions(kept.batch), None
         known = self.baselines.setdefault(j, [])
         if not (known and self._fixed and self.plan.blocks.fixed and self.plan.blocks.indexed):
-            known.append(float(self._at(single, block.size, 0.0, number, j).mean()))
+            baseline = _in_float64(torch.mean, self._at(single, block.size, 0.0, number, j))
             self.sizes[j] = evaluation.counted
         place = (number,) if self.plan.noise == "pass" else (number, j)
         generator = generator_of(evaluation.device, derive_seed(self.plan.request.seed, "noise", *place))
@@ -159,17 +179,35 @@ class BlockEnergy:
                 if self.shared is not None:
                     self.shared.draw(generator)
             value = self._at(kept.batch, block.size * tiles, float(sigmas[s]), number, j)
-            values.append(value.reshape(tiles, -1).mean(1) if value.dim() else value.expand(tiles))
+            values.append(_in_float64(partial(_means, tiles=tiles), value))
         if _versions(kept.batch) != before:
             raise Unforeseen("the network writes into its input, which it did not do with the first batch")
         self._keep(j, tiles, kept)
-        rows = np.full((tiles, len(sigmas)), np.nan)
-        rows[:, sigmas == 0] = 0.0
-        if values:
-            found = torch.stack(values, 1).cpu().numpy() - known[-1]
-            # an overflow counts as infinite; NaN means not evaluated
-            rows[:, active] = np.where(np.isnan(found), np.inf, found)
-        return rows
+        if values and values[0].dtype == torch.float64:
+            values = [torch.stack(values, 1)]
+        return Pending(tiles, active.copy(), values, baseline)
+
+    def settled(self, launched: Mapping[int, Pending]) -> dict[int, np.ndarray]:
+        """The dE of blocks for each of their passes and each sigma, (tiles, S); NaN where that was not active.
+
+        The host waits once for all of them.
+        """
+        sigmas, found = self.plan.request.sigmas, {}
+        tensors = [t for one in launched.values() for t in ([] if one.baseline is None else [one.baseline])]
+        arrived = iter(fetched(tensors + [value for one in launched.values() for value in one.values]))
+        for j, one in launched.items():
+            if one.baseline is not None:
+                self.baselines[j].append(float(next(arrived).mean()))
+        for j, one in launched.items():
+            rows = found[j] = np.full((one.tiles, len(sigmas)), np.nan)
+            rows[:, sigmas == 0] = 0.0
+            if one.values:
+                parts = [next(arrived) for _ in one.values]
+                means = parts[0] if parts[0].dim() == 2 else torch.stack([_means(v, one.tiles) for v in parts], 1)
+                change = means.numpy() - self.baselines[j][-1]
+                # an overflow counts as infinite; NaN means not evaluated
+                rows[:, one.active] = np.where(np.isnan(change), np.inf, change)
+        return found
 
     def start(
         self, batch: Any, size: int, generator: torch.Generator, products: dict | None = None, tiles: int = 1
@@ -219,6 +257,16 @@ class BlockEnergy:
             if room <= self._room:
                 self._room -= room
                 self._kept[j, tiles] = kept
+
+
+def _means(value: Tensor, tiles: int) -> Tensor:
+    """The mean of the metric over the examples, for each of so many passes."""
+    return value.reshape(tiles, -1).mean(1) if value.dim() else value.expand(tiles)
+
+
+def _in_float64(mean: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """A mean, where it can be taken in float64; else the values, of which it is taken on the CPU."""
+    return mean(value) if value.dtype == torch.float64 else value
 
 
 def generator_of(device: torch.device, seed: int) -> torch.Generator:

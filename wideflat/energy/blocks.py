@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from wideflat.checks import whole
+from wideflat.energy.origins import comes_from, on_host, small, unwritten_copy
 from wideflat.seeds import derive_seed
 
 __all__ = ["Block", "Blocks"]
@@ -114,6 +115,7 @@ class Blocks:
         #: Whether every pass sees exactly the same numbers; data that change them are found out in the second.
         self.fixed = augment is None
         self._seen: dict[int, int] = {}
+        self._on_host: dict[int, tuple[int, Tensor]] = {}
 
     @property
     def in_memory(self) -> bool:
@@ -167,7 +169,7 @@ class Blocks:
         for j in order:
             if self._tensors is not None:
                 part = self._parts[j]
-                batch = tree_map(lambda tensor, part=part: tensor[part.to(tensor.device)], self._tensors)
+                batch = tree_map(lambda tensor, part=part: self._part(tensor, part), self._tensors)
                 yield self._finish(j, batch, number)
                 continue
             seed_everything(derive_seed(self._seed, "data", j))
@@ -177,6 +179,20 @@ class Blocks:
                 batch = default_collate([self._dataset[i] for i in self._parts[j].tolist()])
             self._compare(j, batch)
             yield self._finish(j, batch, number)
+
+    def _part(self, tensor: Tensor, part: Tensor) -> Tensor:
+        """Some examples of a tensor in memory. Labels on a device are fetched once for all blocks, if need be."""
+        found = tensor[part.to(tensor.device)]
+        if tensor.device.type == "cpu" or tensor.is_inference() or not small(tensor):
+            return found
+        version = tensor._version
+
+        def on_the_host() -> Tensor | None:
+            if id(tensor) not in self._on_host or self._on_host[id(tensor)][0] != tensor._version:
+                self._on_host[id(tensor)] = tensor._version, tensor.detach().cpu()
+            return self._on_host[id(tensor)][1][part] if tensor._version == version else None
+
+        return comes_from(found, on_the_host)
 
     def _visit_iterable(self, number: int, mine: Callable[[int], bool]) -> Generator[Block, None, None]:
         seed_everything(derive_seed(self._seed, "data"))
@@ -249,16 +265,22 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on ``device``."""
-    return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        there = leaf.to(device, non_blocking=True)
+        known = there is not leaf and leaf.device.type == "cpu" and small(leaf)
+        return comes_from(there, unwritten_copy(leaf)) if known else there
+
+    return tree_map(moved, batch)
 
 
 def repeated(batch: Any, times: int) -> Any:
     """The batch with all its examples ``times`` over."""
     if times == 1:
         return batch
-    return tree_map(
-        lambda leaf: leaf.repeat(times, *(1,) * (leaf.dim() - 1)) if isinstance(leaf, Tensor) else leaf, batch
-    )
+    return _made(batch, lambda leaf: leaf.repeat(times, *(1,) * (leaf.dim() - 1)))
 
 
 def truncated(batch: Any, size: int) -> Any:
@@ -279,7 +301,19 @@ def chosen(batch: Any, examples: Sequence[int], size: int) -> Any:
 
 def cloned(batch: Any) -> Any:
     """The batch in memory of its own."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+    return _made(batch, Tensor.clone)
+
+
+def _made(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with something made of each of its tensors, of which it is known where they come from."""
+
+    def made(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        host = on_host(leaf)
+        return function(leaf) if host is leaf else comes_from(function(leaf), lambda: function(host))
+
+    return tree_map(made, batch)
 
 
 def seed_everything(seed: int) -> None:

@@ -12,6 +12,7 @@ from wideflat.checks import real_tensor
 from wideflat.committee.channel import log_majority
 from wideflat.committee.machine import wrong_patterns
 from wideflat.energy.profile import LocalEnergy, check_sigmas, conventions
+from wideflat.kernels.float64 import doubled
 
 __all__ = ["committee_local_energy", "committee_profile"]
 
@@ -32,7 +33,7 @@ def committee_local_energy(
         sigmas: Strengths of the noise, S of them.
 
     Returns:
-        dE in float64, shape (..., S).
+        dE in float64, shape (..., S); on the CPU where the device of the weights has no float64 (MPS).
 
     Example:
         One unit, one weight, one pattern: wrong when 1 + sigma z < 0.
@@ -47,7 +48,7 @@ def committee_local_energy(
             "expected weights (..., H, N), inputs (P, N) and targets (P,); got "
             f"{tuple(weights.shape)}, {tuple(inputs.shape)}, {tuple(targets.shape)}"
         )
-    w, x, y = weights.detach().double(), inputs.double(), targets.double()
+    w, x, y = (doubled(tensor.detach()) for tensor in (weights, inputs, targets))
     lead = w.shape[:-2]
     w = w.reshape(-1, *w.shape[-2:])  # (R, H, N)
     field = torch.einsum("rhn,pn->hrp", w, x) * y  # y w_h . x
@@ -87,7 +88,7 @@ def committee_profile(
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} has values that are not finite; drop or repair them first")
     weights = weights.reshape(-1, *weights.shape[-2:])
-    values = committee_local_energy(weights, inputs, targets, sigmas).numpy()
+    values = committee_local_energy(weights, inputs, targets, sigmas).cpu().numpy()
     count, sigma = len(values), check_sigmas(sigmas)
     size = weights[0].numel()
     return LocalEnergy(
@@ -95,7 +96,7 @@ def committee_profile(
         mean=values.mean(0),
         stderr=values.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(sigma)),
         degrees_of_freedom=np.full(len(sigma), float(count - 1) if count > 1 else np.inf),
-        baseline=float(wrong_patterns(weights.double(), inputs, targets).double().mean()),
+        baseline=float(wrong_patterns(*map(doubled, (weights, inputs, targets))).double().mean()),
         samples=values,
         conventions=conventions(
             "local energy",

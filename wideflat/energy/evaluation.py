@@ -22,7 +22,7 @@ from wideflat.energy.labelled import LabelAlignment, has_labels
 from wideflat.energy.metrics import ErrorMetric, LossMetric, NamedMetric, NormalizedLossMetric
 from wideflat.energy.registered import require_values, warn_of_hidden_weights
 from wideflat.interruption import undisturbed
-from wideflat.kernels.float64 import doubled
+from wideflat.kernels.float64 import has_float64
 
 __all__ = ["Evaluation", "Forward", "Metric"]
 
@@ -109,7 +109,12 @@ class Evaluation:
                 if self.batch_norm == "batch":
                     for norm in self.norms:  # statistics of the batch, and none are recorded
                         norm.training, norm.track_running_stats = True, False
-                yield self
+                try:
+                    yield self
+                except KeyboardInterrupt:  # what was measured until then may still be used
+                    self.settle()
+                    raise
+                self.settle()
         finally:
             with undisturbed():
                 for module, training in modes:
@@ -121,6 +126,11 @@ class Evaluation:
                         buffer.data.copy_(value)
                     module._buffers[name] = buffer
                 restore_random_state(state)
+
+    def settle(self) -> None:
+        """Read what a device has found to contradict the first batches; see :class:`~wideflat.energy.doubts.Doubts`."""
+        if isinstance(self.metric, NamedMetric):
+            self.metric.doubts.settle()
 
     @contextlib.contextmanager
     def differentiable(self, names: Sequence[str]) -> Iterator[dict[str, nn.Parameter]]:
@@ -245,12 +255,17 @@ class Evaluation:
             ) from error
 
     def values(self, batch: Any, size: int) -> Tensor:
-        """The metric of every example in float64, or one number for all of them."""
+        """The metric of every example, or one number for all of them: in float64 where the device has that.
+
+        Elsewhere it is in the precision of the network, to be summed where it is fetched to
+        (:func:`wideflat.kernels.float64.fetched`).
+        """
         return self.score(*self.outputs(batch), size)
 
     def score(self, outputs: Any, targets: Any, size: int) -> Tensor:
         """As :meth:`values`, from outputs and targets."""
-        return doubled(self._value(outputs, targets, size).detach())
+        value = self._value(outputs, targets, size).detach()
+        return value.double() if has_float64(value.device) else value
 
     def mean(self, batch: Any, size: int) -> tuple[Tensor, int]:
         """The mean of the metric over a batch, with its graph, and the number of examples that count."""

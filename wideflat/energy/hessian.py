@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.metrics import NamedMetric, scores
+from wideflat.kernels.float64 import fetched
 
 __all__ = ["MATRICES", "GaussNewton", "Hessian", "SecondDerivative"]
 
@@ -62,12 +63,14 @@ class SecondDerivative(ABC):
 
     def loss(self) -> float:
         """The mean loss over the data."""
-        total = 0.0
-        self.examples = 0
+        values, counts = [], []
         for batch, size in self._batches():
             value, counted = self.evaluation.mean(batch, size)
+            values.append(value)
+            counts.append(counted)
+        total, self.examples = 0.0, sum(counts)
+        for value, counted in zip(fetched(values), counts, strict=True):
             total += float(value) * counted
-            self.examples += counted
         return total / self.examples
 
     def __call__(self, v: Tensor) -> Tensor:

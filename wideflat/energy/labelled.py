@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wideflat.energy.metrics import scores
+from wideflat.energy.origins import comes_from, on_host
 
 __all__ = ["LabelAlignment", "has_labels"]
 
@@ -60,7 +61,10 @@ class LabelAlignment:
         if self.shifted is None:
             own = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
             self.shifted = _is_shifted(own.detach() if isinstance(own, Tensor) else None, logits.detach(), labels)
-        return (logits[:, :-1], labels[:, 1:]) if self.shifted else (logits, labels)
+        if not self.shifted:
+            return logits, labels
+        host = on_host(labels)
+        return logits[:, :-1], labels[:, 1:] if host is labels else comes_from(labels[:, 1:], lambda: host[:, 1:])
 
 
 def _named(result: Any) -> Any:

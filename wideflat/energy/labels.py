@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["IGNORED", "Labels", "class_axis", "distribution_axis", "sums_to_one"]
+from wideflat.energy.origins import on_host
+
+__all__ = ["IGNORED", "Labels", "are_probabilities", "class_axis", "distribution_axis", "sums_to_one"]
 
 #: The target that does not count, as in torch's cross-entropy.
 IGNORED = -100
@@ -29,13 +31,22 @@ class Labels:
     soft: Tensor | None = None  # a distribution over the classes instead of labels
 
     @classmethod
-    def of(cls, labels: Tensor, axis: int, classes: int, name: str) -> Labels:
-        """Labels that are classes, and which of them count; an error that names the metric where they are not."""
-        low, high = labels.aminmax()
+    def of(cls, labels: Tensor, axis: int, classes: int, name: str, seen: Tensor | None = None) -> Labels:
+        """Labels that are classes, and which of them count; an error that names the metric where they are not.
+
+        Args:
+            labels: Whole numbers.
+            axis: The axis of the classes.
+            classes: How many there are.
+            name: Of the metric.
+            seen: The same numbers where the host does not wait for them.
+        """
+        seen = on_host(labels) if seen is None else seen
+        low, high = seen.aminmax()
         if int(low) >= 0 and int(high) < classes:
             return cls(labels, axis, None, len(labels))
-        counts = labels != IGNORED
-        outside = labels[counts & ((labels < 0) | (labels >= classes))]
+        counts = seen != IGNORED
+        outside = seen[counts & ((seen < 0) | (seen >= classes))]
         if len(outside):
             raise ValueError(
                 f'metric="{name}": labels must be 0 to {classes - 1} for {classes} outputs (or {IGNORED}, which is '
@@ -47,7 +58,7 @@ class Labels:
                 f'metric="{name}": no target of a batch counts, all are {IGNORED}; make batches larger, or leave '
                 "examples out that have no target"
             )
-        return cls(labels, axis, counts, examples)
+        return cls(labels, axis, labels != IGNORED, examples)
 
     def over_positions(self, values: Tensor) -> Tensor:
         """One value an example: the mean over its positions that count, scaled so that the plain mean is over examples.
@@ -99,7 +110,10 @@ def distribution_axis(targets: Tensor) -> int | None:
 
 def sums_to_one(values: Tensor, axis: int) -> bool:
     """Whether the numbers along an axis are probabilities, to the rounding of their type."""
-    if bool((values < 0).any()):
-        return False
+    return bool(are_probabilities(values, axis))
+
+
+def are_probabilities(values: Tensor, axis: int) -> Tensor:
+    """As :func:`sums_to_one`, where the numbers are."""
     tolerance = 2e-2 if values.is_floating_point() and values.element_size() < 4 else 1e-3
-    return bool(((values.sum(axis, dtype=torch.float32) - 1).abs() < tolerance).all())
+    return ~(values < 0).any() & ((values.sum(axis, dtype=torch.float32) - 1).abs() < tolerance).all()

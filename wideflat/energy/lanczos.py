@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat.kernels.float64 import fetched
 from wideflat.progress import Progress
 
 __all__ = ["Krylov", "Rule", "lanczos"]
@@ -79,11 +80,11 @@ class Krylov:
         """Go on with the products of the columns."""
         j, v = self._step, products.T
         self._basis[:, j] = self._q
-        self._alpha[j] = (self._q * v).sum(1).cpu().double().numpy()
+        along = (self._q * v).sum(1)
         known = self._basis[:, : j + 1]
         for _ in range(2):  # twice is enough
             v = v - torch.bmm(torch.bmm(known, v[:, :, None]).transpose(1, 2), known)[:, 0]
-        beta = v.norm(dim=1).cpu().double().numpy()
+        self._alpha[j], beta = (numbers.numpy() for numbers in fetched([along, v.norm(dim=1)]))
         largest = np.maximum(np.abs(self._alpha[: j + 1]).max(0), self._beta[: j + 1].max(0))
         ended = beta <= 1e-6 * np.maximum(largest, 1e-30)  # the space that a vector lies in is used up
         self._length = np.where(ended & (self._length == self.steps), j + 1, self._length)
@@ -128,11 +129,12 @@ def lanczos(
     beta: list[float] = []
     while True:
         v = product(basis[-1][:, None])[:, 0]
-        alpha.append(float(basis[-1] @ v))
+        along = basis[-1] @ v
         for _ in range(2):  # twice is enough
             for u in basis:
                 v = v - (u @ v) * u
-        beta.append(float(v.norm()))
+        for row, number in zip((alpha, beta), fetched([along, v.norm()]), strict=True):
+            row.append(float(number))
         matrix = np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1)
         values, vectors = np.linalg.eigh(matrix)
         bound = beta[-1] * np.abs(vectors[-1])

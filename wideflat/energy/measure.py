@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.distributed.whole import whole_network
-from wideflat.energy.block_energy import BlockEnergy
+from wideflat.energy.block_energy import BlockEnergy, Pending
 from wideflat.energy.blocks import Block
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.profile import Interrupted, LocalEnergy
@@ -232,19 +232,19 @@ class _Loop:
 
     def _round(self, number: int, part: list[int] | None, tiles: int, bar: Progress) -> None:
         """Evaluate some blocks and enter what they gave into the table."""
-        rows: dict[int, np.ndarray] = {}
+        launched: dict[int, Pending] = {}
         surprise: Unforeseen | None = None
         try:
             for block in self._visit(number, part):
-                rows[block.index] = self.energy.measure(block, number, tiles, self.active)
+                launched[block.index] = self.energy.launch(block, number, tiles, self.active)
                 bar.advance(tiles)
         except KeyboardInterrupt:
             if self.plan.noise != "pass" and world_size() == 1:  # what this round has measured so far is not lost
-                self._enter(number, rows, tiles)
+                self._enter(number, self.energy.settled(launched), tiles)
             raise
         except Unforeseen as error:  # all ranks hear of it before it is raised
             surprise = error
-        self._enter(number, self._gather(rows, surprise), tiles)
+        self._enter(number, self._gather(self.energy.settled(launched), surprise), tiles)
 
     def _visit(self, number: int, part: list[int] | None) -> Iterator[Block]:
         """The blocks of this process."""

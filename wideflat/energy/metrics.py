@@ -33,7 +33,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wideflat.energy.labels import IGNORED, Labels, class_axis, distribution_axis, sums_to_one
+from wideflat.energy.doubts import Doubts
+from wideflat.energy.labels import IGNORED, Labels, are_probabilities, class_axis, distribution_axis, sums_to_one
+from wideflat.energy.origins import on_host
 
 __all__ = [
     "ErrorMetric",
@@ -108,6 +110,7 @@ class NamedMetric:
         name: ``"error"`` or ``"loss"``.
         meaning: What exactly was measured, in words; None before the first batch.
         counted: Examples of the last batch that have a target that counts.
+        doubts: What a device has found and nobody has read yet.
     """
 
     name: str
@@ -115,7 +118,8 @@ class NamedMetric:
     def __init__(self) -> None:
         self.meaning: str | None = None
         self.counted = 0
-        self._one = _OneOutput(self.name)
+        self.doubts = Doubts()
+        self._one = _OneOutput(self.name, self.doubts)
         self._axis: int | None = None
         self._last = _Last()
         self._known: Labels | None = None
@@ -151,31 +155,33 @@ class NamedMetric:
     def _read(self, outputs: Tensor, targets: Tensor) -> Labels:
         if targets.shape == outputs.shape:
             return self._distribution(outputs, targets)
+        seen = on_host(targets)
         if targets.is_floating_point():
-            if not bool((targets == targets.round()).all()):
+            if not bool((seen == seen.round()).all()):
                 raise ValueError(
                     f'metric="{self.name}" needs class labels for {_several(outputs)}, and these targets are other '
-                    f"numbers ({_some(targets)}): {_REGRESSION.format('(outputs[:, 0] - targets)')}"
+                    f"numbers ({_some(seen)}): {_REGRESSION.format('(outputs[:, 0] - targets)')}"
                 )
-            targets = targets.long()
+            targets, seen = targets.long(), seen.long()
         if outputs.dim() == 2 and targets.dim() == 2 and targets.shape[1] == 1:
-            targets = targets[:, 0]
+            targets, seen = targets[:, 0], seen[:, 0]
         axis = class_axis(outputs.shape, targets.shape, self._axis)
-        return Labels.of(targets.long(), axis, outputs.shape[axis], self.name)
+        return Labels.of(targets.long(), axis, outputs.shape[axis], self.name, seen.long())
 
     def _distribution(self, outputs: Tensor, targets: Tensor) -> Labels:
         """Targets with a number for each class: one-hot; soft labels, of which only the loss is defined; or others."""
-        axis = self._axis or distribution_axis(targets)
-        whole = bool(((targets == 0) | (targets == 1)).all())
-        if axis is None or not sums_to_one(targets, axis):
+        seen = on_host(targets)
+        axis = self._axis or distribution_axis(seen)
+        whole = bool(((seen == 0) | (seen == 1)).all())
+        if axis is None or not sums_to_one(seen, axis):
             about = f"{_several(outputs)} and as many targets that are"
             if whole:
                 raise ValueError(f'metric="{self.name}": {about} 0 or 1, not one 1 an example: {_SEVERAL_LABELS}')
             raise ValueError(
-                f'metric="{self.name}": {about} neither one-hot nor probabilities ({_some(targets)}); '
+                f'metric="{self.name}": {about} neither one-hot nor probabilities ({_some(seen)}); '
                 f"{_REGRESSION.format('(outputs - targets).flatten(1).norm(dim=1)')}"
                 if targets.is_floating_point()
-                else f'metric="{self.name}": {about} no one-hot labels ({_some(targets)}); give class labels of shape '
+                else f'metric="{self.name}": {about} no one-hot labels ({_some(seen)}); give class labels of shape '
                 f"{(*outputs.shape[: axis or 1], *outputs.shape[(axis or 1) + 1 :])}"
             )
         if whole:
@@ -269,14 +275,16 @@ class LossMetric(NamedMetric):
 
     def _still_probabilities(self, outputs: Tensor, axis: int) -> bool:
         """Whether the outputs are probabilities: the first batch decides, and no other may contradict it."""
-        found = sums_to_one(outputs, axis)
-        if self._probabilities and not found and not bool(outputs.isnan().any()):
-            raise ValueError(
-                'metric="loss": the outputs of the first batch were probabilities (rows that sum to 1), these are not. '
-                "Say what they are: metric=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, "
-                'targets, reduction="none") for logits'
-            )
-        return found or bool(self._probabilities)
+        found = are_probabilities(outputs, axis)
+        if self._probabilities is None:
+            return bool(found)
+        self.doubts.refuse(
+            ~found & ~outputs.isnan().any(),
+            'metric="loss": the outputs of the first batch were probabilities (rows that sum to 1), these are not. '
+            "Say what they are: metric=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, "
+            'targets, reduction="none") for logits',
+        )
+        return True
 
 
 class NormalizedLossMetric(LossMetric):
@@ -300,8 +308,10 @@ class NormalizedLossMetric(LossMetric):
         )
 
     def _classes(self, outputs: Tensor, known: Labels) -> Tensor:
-        if sums_to_one(outputs.detach(), known.axis):
-            raise ValueError(f'metric="{self.name}" needs logits, and these outputs are probabilities')
+        self.doubts.refuse(
+            are_probabilities(outputs.detach(), known.axis),
+            f'metric="{self.name}" needs logits, and these outputs are probabilities',
+        )
         outputs = _at_least_single(outputs)
         deviation = (outputs - outputs.mean(known.axis, keepdim=True)).square().mean(known.axis, keepdim=True)
         size = deviation.clamp_min(torch.finfo(outputs.dtype).tiny).sqrt()
@@ -348,8 +358,8 @@ class _OneOutput:
     margin. Nothing is decided before an answer depends on it, and a decision that later batches contradict is an error.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, doubts: Doubts) -> None:
+        self._name, self._doubts = name, doubts
         self._unit = True  # all outputs so far were in [0, 1]
         self._zero = self._minus = False  # targets that were seen
         self._probability: bool | None = None
@@ -369,25 +379,28 @@ class _OneOutput:
                 f'metric="{self._name}": one output an example needs one target each; got targets of shape '
                 f"{tuple(targets.shape)} for {len(outputs)} examples"
             )
-        targets = targets.reshape(-1)
-        positive = targets == 1
-        zero, minus = targets == 0, targets == -1
-        if not bool((positive | zero | minus).all()):
+        seen = on_host(targets).reshape(-1)
+        zero, minus = seen == 0, seen == -1
+        if not bool(((seen == 1) | zero | minus).all()):
             raise ValueError(
                 f'metric="{self._name}": for one output an example targets must be 0 and 1, or -1 and +1; got '
-                f"{_some(targets)}; {_REGRESSION.format('(outputs.flatten() - targets.flatten())')}"
+                f"{_some(seen)}; {_REGRESSION.format('(outputs.flatten() - targets.flatten())')}"
             )
         self._zero |= bool(zero.any())
         self._minus |= bool(minus.any())
         if self._zero and self._minus:
             raise ValueError(f'metric="{self._name}": targets must be 0 and 1, or -1 and +1; got -1, 0 and 1')
-        return positive
+        return targets.reshape(-1) == 1
 
     def is_probability(self, outputs: Tensor, needed: Any = None) -> bool:
         """Whether the outputs are probabilities; ``needed`` tells whether an answer depends on it."""
         if self._unit:
             low, high = outputs.detach().aminmax()
-            self._unit = not (bool(low < 0) or bool(high > 1))
+            outside = (low < 0) | (high > 1)
+            if self._probability and self._zero:
+                self._doubts.refuse(outside, self._taken_for_the_wrong())
+                return True
+            self._unit = not bool(outside)
         found = self._unit and self._zero
         if self._probability is None:
             if self._unit and self._minus and outputs.numel() >= MANY:
@@ -400,13 +413,15 @@ class _OneOutput:
             if certain or needed is None or needed(outputs):
                 self._probability = found
         elif self._probability != found:
-            raise ValueError(
-                f'metric="{self._name}": the outputs of the first batches did not tell whether they are probabilities '
-                "(all of them were in [0, 1]), and were taken for the wrong. Say what they are: metric=lambda outputs, "
-                "targets: ((outputs.flatten() > 0.5) != (targets.flatten() > 0)).float() for probabilities, > 0 for "
-                "logits"
-            )
+            raise ValueError(self._taken_for_the_wrong())
         return found
+
+    def _taken_for_the_wrong(self) -> str:
+        return (
+            f'metric="{self._name}": the outputs of the first batches did not tell whether they are probabilities '
+            "(all of them were in [0, 1]), and were taken for the wrong. Say what they are: metric=lambda outputs, "
+            "targets: ((outputs.flatten() > 0.5) != (targets.flatten() > 0)).float() for probabilities, > 0 for logits"
+        )
 
 
 def _between_thresholds(outputs: Tensor) -> bool:

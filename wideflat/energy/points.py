@@ -22,6 +22,7 @@ from torch import Tensor
 from wideflat.energy.blocks import Blocks, cloned
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.shared_noise import SharedNoise
+from wideflat.kernels.float64 import fetched
 from wideflat.progress import Progress
 
 __all__ = ["Sample", "move", "sample"]
@@ -90,10 +91,10 @@ def sample(
         row, shares = [], []
         for block in blocks.visit(0):
             batch = evaluation.load(block.batch)
-            values = evaluation.values(cloned(batch) if writes else batch, block.size).reshape(-1).cpu().numpy()
+            values = evaluation.values(cloned(batch) if writes else batch, block.size).reshape(-1)
             row.append(values)
             shares.append(np.full(len(values), evaluation.counted / len(values)))
-        rows.append(np.concatenate(row))
+        rows.append(np.concatenate([values.numpy() for values in fetched(row)]))  # the host waits once a point
         weights = np.concatenate(shares)
         bar.advance()
     return Sample(np.stack(rows), weights)

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from wideflat.kernels.float64 import fetched
+
 __all__ = ["WORDS", "NothingMoves", "Scale", "Scales"]
 
 #: What the noise on a weight is proportional to: a word, or a tensor for each name.
@@ -81,7 +83,7 @@ class Scales:
             self.values = {name: kind(name, weight) for name, weight in chosen.items()}
             self.name = scale
         self.size = sum(value.numel() for value in self.values.values())
-        self.unmoved = sum(int((value == 0).sum()) for value in self.values.values())
+        self.unmoved = sum(int(count) for count in fetched([(value == 0).sum() for value in self.values.values()]))
         if self.unmoved == self.size:
             others = ", ".join(f'"{word}"' for word in WORDS if word != self.name)
             raise NothingMoves(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from wideflat.kernels.float64 import fetched
 from wideflat.kernels.noise import GaussianNoise
 
 __all__ = ["SharedNoise", "fill_normal", "unwritten"]
@@ -181,11 +182,19 @@ def unwritten(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for parameter, data, values in kept:
+        for parameter, data, _ in kept:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
-            if not torch.equal(data, values):
+        for (_, data, values), same in zip(kept, _same([pair[1:] for pair in kept]), strict=True):
+            if not same:
                 data.copy_(values)
+
+
+def _same(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Of each pair of tensors whether they are equal; the host waits once for those on a device."""
+    here = [a.device.type == "cpu" for a, _ in pairs]
+    there = iter(fetched([(a == b).all() for (a, b), near in zip(pairs, here, strict=True) if not near]))
+    return [torch.equal(a, b) if near else bool(next(there)) for (a, b), near in zip(pairs, here, strict=True)]
 
 
 def _like(flat: Tensor, start: int, parameter: Tensor) -> Tensor:

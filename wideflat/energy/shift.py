@@ -21,8 +21,10 @@ with the interval that a simultaneous confidence band of all t has at its larges
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -47,7 +49,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import SharedNoise, unwritten
 from wideflat.files import atomic_write, read_json
-from wideflat.kernels.float64 import doubled
+from wideflat.kernels.float64 import doubled, fetched, squared_length
 from wideflat.notebook import Result, axes_or_new
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
@@ -269,7 +271,7 @@ def shift_profile(
         found = sample(evaluation, blocks, stops, bar)
     paired = found.contrast(np.eye(len(ways))[1 : 1 + len(places)] - np.eye(len(ways))[0])
     lengths, scaled = _lengths(ways[1 : 1 + len(places)], scales)
-    size = math.sqrt(sum(float(doubled(value).square().sum()) for value in scales.values.values()))
+    size = math.sqrt(squared_length(scales.values.values()))
     sigmas = lengths / size
     measured = (np.full(len(places), np.nan),) * 2
     if noise:
@@ -388,13 +390,14 @@ def _lengths(ways: Sequence[_Way], scales: Scales) -> tuple[np.ndarray, np.ndarr
     """|delta| and |delta / a| of each way, as far as it is gone."""
     plain, scaled = [], []
     for way in ways:
-        square = ratio = 0.0
+        squares, ratios = [], []
         for name, direction in way.directions.items():
             delta, a = abs(way.t) * doubled(direction).abs(), doubled(scales.values[name]).abs()
-            square += float(delta.square().sum())
-            ratio += float(torch.where(delta > 0, delta / a, 0.0).square().sum())
-        plain.append(math.sqrt(square))
-        scaled.append(math.sqrt(ratio))
+            squares.append(delta.square().sum())
+            ratios.append(torch.where(delta > 0, delta / a, 0.0).square().sum())
+        found = [float(number) for number in fetched([*squares, *ratios])]
+        plain.append(math.sqrt(functools.reduce(operator.add, found[: len(squares)], 0.0)))
+        scaled.append(math.sqrt(functools.reduce(operator.add, found[len(squares) :], 0.0)))
     return np.array(plain), np.array(scaled)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,7 +38,7 @@ from wideflat.energy.scales import Scales
 from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import unwritten
 from wideflat.files import atomic_write, read_json
-from wideflat.kernels.float64 import doubled
+from wideflat.kernels.float64 import fetched, squared_length
 from wideflat.notebook import axes_or_new
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
@@ -229,7 +230,7 @@ def slices(
             sums = _grid(evaluation, blocks, plane, list(itertools.product(axis.tolist(), repeat=count)), bar)
     shape = (len(axis),) * count
     mean, stderr = (values.reshape(shape) for values in sums.differences())
-    lengths = [np.sqrt(sum(float(doubled(part).square().sum()) for part in d.values())) for d in found]
+    lengths = [math.sqrt(squared_length(d.values())) for d in found]
     return Slice(
         axis, mean, stderr, *sums.baseline(), np.array(lengths),
         begun.conventions(
@@ -344,8 +345,9 @@ def _grid(
         plane.start(evaluation.load(block.batch))
         rows = []
         for point in (*points, (0.0,) * len(points[0])):
-            rows.append(plane.values(point, block.size).reshape(-1).cpu().numpy().copy())
+            rows.append(plane.values(point, block.size).reshape(-1).clone())
             bar.advance()
+        values = np.stack([row.numpy() for row in fetched(rows)])  # the host waits once a block
         with np.errstate(invalid="ignore"):
-            sums.add(np.stack(rows), evaluation.counted / len(rows[0]))
+            sums.add(values, evaluation.counted / len(rows[0]))
     return sums

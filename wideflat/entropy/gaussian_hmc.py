@@ -23,13 +23,19 @@ acceptance: while V still falls, a step that is too long gains energy and would 
 eps is the geometric mean over its second half, and frozen. Entering the next node 1/eps^2 = 1/1.2^2 + beta kappa, with
 kappa as the node before had it.
 
+**Waiting.** V, dH and the products that are kept stay on the device along a trajectory; the host reads them once at its
+end, to accept or not and to adapt the step.
+
 A chain is a value: `advance` makes the next state from one, with random numbers that depend on the seed of the chain,
 the node and the trajectory alone. A state that was saved goes on bit for bit.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -38,7 +44,7 @@ import torch
 from torch import Tensor
 
 from wideflat.energy.shared_noise import fill_normal
-from wideflat.kernels.float64 import has_float64
+from wideflat.kernels.float64 import fetched, has_float64
 from wideflat.seeds import derive_seed
 
 __all__ = ["Chain", "Energy", "Plan", "Trace", "advance", "normal", "start", "trajectory"]
@@ -51,6 +57,8 @@ TARGET = 0.7
 
 class Energy(Protocol):
     """V, a fixed function of xi ~ N(0, 1).
+
+    One that has a method ``launched``, as ``gradient`` but with V as a tensor, is asked for that: nobody waits for V.
 
     Attributes:
         size: Number of components of xi.
@@ -145,6 +153,7 @@ class Chain:
         xi: Where it is.
         value: V there.
         gradient: Of V there.
+        products: xi . grad V and |xi|^2 there; None where they have not been needed yet.
         step: eps now.
         node: Number of the node it is at.
         trajectory: Number of the next trajectory there.
@@ -165,6 +174,7 @@ class Chain:
     tried: tuple[float, ...] = ()
     current: Trace = field(default_factory=lambda: Trace(math.nan))
     finished: tuple[Trace, ...] = ()
+    products: tuple[float, ...] | None = None
 
     @property
     def done(self) -> bool:
@@ -217,10 +227,10 @@ def advance(chain: Chain, energy: Energy) -> Chain:
     # the last quarter of a step is not worth another gradient
     steps = min(plan.cap, max(1, math.ceil(angle / chain.step - 0.25)))
     p = normal(energy, generator)
-    xi, value, gradient, error, used = trajectory(energy, chain, p, beta, min(chain.step, angle / steps), steps)
+    end, error, used = trajectory(energy, chain, p, beta, min(chain.step, angle / steps), steps, seen=t >= burn)
     accept = math.exp(-max(error, 0.0))
     if torch.rand((), generator=generator).item() < accept:
-        chain = replace(chain, xi=xi, value=value, gradient=gradient)
+        chain = end
     current = replace(chain.current, gradients=chain.current.gradients + used)
     if t < burn:
         step = min(LONGEST_STEP, chain.step * math.exp((math.exp(-abs(error)) - TARGET) / (1 + 0.15 * t)))
@@ -229,34 +239,52 @@ def advance(chain: Chain, energy: Energy) -> Chain:
             step = math.exp(float(np.mean(tried[len(tried) // 2 :])))
         chain = replace(chain, step=step, tried=tried, current=current, trajectory=t + 1)
     else:
+        if chain.products is None:
+            chain = replace(chain, products=_numbers(_products(chain.xi, chain.gradient)))
         short = steps * chain.step < 0.7 * angle
         chain = replace(chain, current=_seen(current, chain, beta, accept, error, short), trajectory=t + 1)
     return chain if t + 1 < burn + plan.keep[node] else _leave(chain)
 
 
 def trajectory(
-    energy: Energy, chain: Chain, p: Tensor, beta: float, step: float, steps: int
-) -> tuple[Tensor, float, Tensor, float, int]:
-    """Leapfrog from the chain's place with momentum p: xi, V and its gradient at the end, dH, gradients used.
+    energy: Energy, chain: Chain, p: Tensor, beta: float, step: float, steps: int, seen: bool = False
+) -> tuple[Chain, float, int]:
+    """Leapfrog from the chain's place with momentum p: the chain at the end, dH, gradients used.
 
-    Where V is not finite the trajectory ends and dH is infinite, so that it is refused. (So it would be on the way
-    back: the chain stays reversible.)
+    Where V is not finite dH is infinite, so that the trajectory is refused. (So it would be on the way back: the chain
+    stays reversible.) It also ends there where the host sees V without waiting for it.
+
+    Args:
+        energy: What is sampled.
+        chain: Where it begins.
+        p: The momentum.
+        beta: The node.
+        step: eps.
+        steps: How many.
+        seen: Whether the products at the end are wanted, too.
     """
-    xi, value, gradient = chain.xi, chain.value, chain.gradient
+    xi, gradient = chain.xi, chain.gradient
     cos, sin, half = math.cos(step), math.sin(step), -0.5 * step * beta
-    error, kick = 0.0, half * gradient
-    for used in range(1, steps + 1):
-        error += _dot(kick, p + 0.5 * kick)
+    kick, errors, values = half * gradient, [], []
+    for _ in range(steps):
+        errors.append(_dot(kick, p + 0.5 * kick))
         p = p + kick
         xi, p = torch.add(cos * xi, p, alpha=sin), torch.sub(cos * p, xi, alpha=sin)
-        value, gradient = energy.gradient(xi)
-        if not math.isfinite(value):
-            return xi, value, gradient, math.inf, used
+        value, gradient = _launched(energy, xi)
+        values.append(value)
+        if value.device.type == "cpu" and not math.isfinite(value):
+            return replace(chain, xi=xi, value=float(value), gradient=gradient, products=None), math.inf, len(values)
         kick = half * gradient  # of the end of this step, and of the beginning of the next
-        error += _dot(kick, p + 0.5 * kick)
+        errors.append(_dot(kick, p + 0.5 * kick))
         p = p + kick
-    error += beta * (value - chain.value)
-    return xi, value, gradient, error if math.isfinite(error) else math.inf, steps
+    products = _products(xi, gradient) if seen else []
+    numbers = _numbers([*errors, *values, *products])
+    error = functools.reduce(operator.add, numbers[: 2 * steps], 0.0)  # sum() rounds otherwise from Python 3.12 on
+    error += beta * (numbers[3 * steps - 1] - chain.value)
+    if not all(map(math.isfinite, (*numbers[2 * steps : 3 * steps], error))):
+        error = math.inf
+    found = tuple(numbers[3 * steps :]) if seen else None
+    return replace(chain, xi=xi, value=numbers[3 * steps - 1], gradient=gradient, products=found), error, steps
 
 
 def _enter(chain: Chain) -> Chain:
@@ -278,8 +306,9 @@ def _leave(chain: Chain) -> Chain:
 
 def _seen(trace: Trace, chain: Chain, beta: float, accept: float, error: float, short: bool) -> Trace:
     """The trace with one more sample, that at which the chain is."""
-    pull = _dot(chain.xi, chain.gradient)
-    virial = _dot(chain.xi, chain.xi) - len(chain.xi) + beta * pull
+    assert chain.products is not None
+    pull, square = chain.products
+    virial = square - len(chain.xi) + beta * pull
     return replace(
         trace,
         values=(*trace.values, chain.value),
@@ -291,7 +320,23 @@ def _seen(trace: Trace, chain: Chain, beta: float, accept: float, error: float, 
     )
 
 
-def _dot(a: Tensor, b: Tensor) -> float:
+def _launched(energy: Energy, xi: Tensor) -> tuple[Tensor, Tensor]:
+    """V as a tensor of no axis, where nobody has to wait for it, and its gradient."""
+    value, gradient = getattr(energy, "launched", energy.gradient)(xi)
+    return torch.as_tensor(value, dtype=torch.float64), gradient
+
+
+def _products(xi: Tensor, gradient: Tensor) -> list[Tensor]:
+    """The products that are kept: xi . grad V and |xi|^2."""
+    return [_dot(xi, gradient), _dot(xi, xi)]
+
+
+def _numbers(tensors: Sequence[Tensor]) -> tuple[float, ...]:
+    """Tensors of no axis as numbers; the host waits once."""
+    return tuple(float(tensor) for tensor in fetched(tensors))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
     """The product of two vectors, summed in float64 (on the CPU where the device knows no float64)."""
     product = a * b
-    return float((product if has_float64(product.device) else product.cpu()).sum(dtype=torch.float64))
+    return (product if has_float64(product.device) else product.cpu()).sum(dtype=torch.float64)

@@ -109,7 +109,8 @@ def local_entropy(
         weights: A reference of shape (H, N) with H odd, or R of them, (R, H, N). The scale of a hidden unit has no
             influence.
         inputs: The patterns, shape (P, N). +-1 is fastest; other numbers are possible.
-        targets: +1 or -1, shape (P,).
+        targets: +1 or -1, shape (P,). Whatever the device of these, the curve is computed on the CPU: each iteration
+            is looked at before the next, and float64 is needed.
         deltas: Variances of the Gaussian around the reference, one for each point of the curve; the points lie near
             d/D = Delta/2. Default: 13 values from 0.01 to 3.
         method: ``"bp"``, ``"tap"``, ``"ep"``, ``"ep-vector"`` or ``"sample"`` (see the head of this module).
@@ -287,7 +288,7 @@ def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tup
             "local_entropy is for committee machines, and takes their weights, a tensor of shape (H, N); for a network "
             f"there is wideflat.free_entropy; got {shown(weights)}"
         )
-    weights = real_tensor("weights", weights).detach().to(dtype)
+    weights = real_tensor("weights", weights).detach().cpu().to(dtype)
     inputs = real_tensor("inputs", inputs).detach().to(weights)
     targets = real_tensor("targets", targets).detach().to(weights)
     if weights.dim() not in (2, 3) or 0 in weights.shape:

@@ -16,6 +16,7 @@ function: what makes it random, or dependent on how the data are cut into blocks
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator
@@ -150,20 +151,26 @@ class Network:
         self.place(xi, sigma)
         return torch.cat([self._block(batch, size).detach() for batch, size in self._batches])
 
-    def gradient(self, xi: Tensor, sigma: float, energies: Callable[[Tensor, slice], Tensor]) -> tuple[float, Tensor]:
-        """The sum of ``energies`` (of the measure of some examples, and which these are) and its gradient in xi."""
+    def gradient(self, xi: Tensor, sigma: float, energies: Callable[[Tensor, slice], Tensor]) -> tuple[Tensor, Tensor]:
+        """The sum of ``energies`` (of the measure of some examples, and which these are) and its gradient in xi.
+
+        The sum is a tensor of no axis: nobody has waited for it.
+        """
         self.place(xi, sigma)
-        total, start = 0.0, 0
+        parts_of_total: list[Tensor] = []
+        start = 0
         gradient = torch.zeros_like(self.scales)
         views = self._views(gradient)
         with self.evaluation.differentiable(self.names) as parameters:
             for batch, size in self._batches:
                 energy = energies(self._block(batch, size), slice(start, start + size)).sum()
                 parts = torch.autograd.grad(energy, list(parameters.values()), allow_unused=True)
-                total, start = total + float(energy.detach()), start + size
+                parts_of_total.append(energy.detach())
+                start += size
                 for view, part in zip(views, parts, strict=True):
                     if part is not None:
                         view.add_(part)
+        total = functools.reduce(torch.add, parts_of_total, torch.zeros_like(parts_of_total[0]))
         return total, gradient.mul_(self.scales).mul_(sigma)
 
     def hessian_product(self, v: Tensor, sigma: float) -> Tensor:
@@ -243,10 +250,19 @@ class NetworkEnergy:
 
     def value(self, xi: Tensor) -> float:
         """V(xi)."""
-        return float(self.energies(self.network.values(xi, self.sigma)).sum())
+        return float(self.launched_value(xi))
+
+    def launched_value(self, xi: Tensor) -> Tensor:
+        """V(xi) as a tensor of no axis, for which nobody has waited."""
+        return self.energies(self.network.values(xi, self.sigma)).sum()
 
     def gradient(self, xi: Tensor) -> tuple[float, Tensor]:
         """V(xi) and its gradient with respect to xi."""
+        value, gradient = self.launched(xi)
+        return float(value), gradient
+
+    def launched(self, xi: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`gradient`, with V as a tensor of no axis, for which nobody has waited."""
         return self.network.gradient(xi, self.sigma, self.energies)
 
 

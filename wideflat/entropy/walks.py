@@ -30,6 +30,7 @@ from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, n
 from wideflat.entropy.integration import bracket, integrate
 from wideflat.entropy.temperatures import Grid, Prior
 from wideflat.entropy.volume import Integration
+from wideflat.kernels.float64 import fetched
 from wideflat.seeds import derive_seed
 
 __all__ = ["Effort", "Walk", "cheapest_lengths", "first_trajectories"]
@@ -41,6 +42,8 @@ MOST = 10**6
 MOST_ROUNDS = 16
 #: Bytes that the last places of all chains may take, to go on from where more nodes are needed.
 ENDS_BYTES = 2**28
+#: Points for which the host waits at once.
+POINTS_AT_ONCE = 16
 #: Points after which more are not drawn.
 MOST_POINTS = 2**16
 
@@ -205,12 +208,18 @@ class Walk:
         return {**options, "moving": moving}
 
     def _points(self, count: int) -> None:
-        """V at independent points, up to so many."""
+        """V at independent points, up to so many; the host waits for some of them at once."""
+        evaluate = getattr(self.energy, "launched_value", self.energy.value)
         while len(self.values) < count:
-            seed = derive_seed(self.effort.seed, "point", repr(self.sigma), len(self.values))
-            value = self.energy.value(normal(self.energy, torch.Generator().manual_seed(seed)))
-            self.values.append(value if math.isfinite(value) else math.inf)
-            self.tick("point")
+            together = min(count - len(self.values), 1 if self.energy.device.type == "cpu" else POINTS_AT_ONCE)
+            launched = []
+            for k in range(together):
+                seed = derive_seed(self.effort.seed, "point", repr(self.sigma), len(self.values) + k)
+                value = evaluate(normal(self.energy, torch.Generator().manual_seed(seed)))
+                launched.append(torch.as_tensor(value, dtype=torch.float64))
+            for value in fetched(launched):
+                self.values.append(float(value) if math.isfinite(value) else math.inf)
+                self.tick("point")
 
     def _more_points(self, prior: Prior, count: int) -> Prior:
         """The prior with so many points; beta_low stays."""

@@ -12,6 +12,7 @@ import torch
 
 from wideflat.checks import number, shown
 from wideflat.entropy_sgd import EntropySGD
+from wideflat.kernels.float64 import doubled
 
 __all__ = ["TargetDistance"]
 
@@ -97,7 +98,7 @@ class TargetDistance:
         if settings["position"] == settings["inner_steps"] - 1 and not math.isnan(self._first):
             square = 2 * self.optimizer.distance().item()
             of_w = sum(
-                state["center"].double().square().sum().item()
+                doubled(state["center"]).square().sum().item()
                 for state in self.optimizer.state.values()
                 if "center" in state
             )

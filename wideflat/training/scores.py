@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wideflat.kernels.float64 import doubled
+
 __all__ = ["Scores", "evaluate"]
 
 
@@ -54,7 +56,7 @@ def evaluate(
             for x, y in batches:
                 logits = torch.stack([network(x).float() for network in networks])
                 wrong = wrong + (logits.argmax(-1) != y).sum(-1)
-                loss = loss + torch.stack([F.cross_entropy(each, y, reduction="sum") for each in logits]).double()
+                loss = loss + doubled(torch.stack([F.cross_entropy(each, y, reduction="sum") for each in logits]))
                 ensemble = ensemble + (votes(logits.softmax(-1).sum(0)).argmax(-1) != y).sum()
                 count += len(y)
     finally:
