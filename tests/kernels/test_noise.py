@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from wideflat.kernels.library import kernel_is_there
-from wideflat.kernels.noise import CHUNK, TAIL_BITS, TAIL_LEVELS, TAIL_PARTS, GaussianNoise, _quantiles, _tails
+from wideflat.kernels.noise import GaussianNoise
+from wideflat.kernels.normal_parts import TAIL_BITS, TAIL_LEVELS, TAIL_PARTS, body_means, tail_means
+from wideflat.kernels.numpy_noise import CHUNK
 
 
 def test_the_distribution_is_normal():
@@ -23,44 +24,6 @@ def test_the_distribution_is_normal():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_the_table_has_exact_moments_and_normal_quantiles():
-    table = _quantiles(torch.float64)
-    assert table.mean().abs() < 1e-12
-    assert (table.square().mean() - 1).abs() < 1e-12
-    assert (table.pow(4).mean() - 3).abs() < 1e-3
-    middles = torch.special.ndtri((torch.arange(65536, dtype=torch.float64) + 0.5) / 65536)
-    assert (table - middles)[100:-100].abs().max() < 1e-3
-
-
-def tail_moment(power, dtype):
-    """The mean of z^power over both tails, from the tables."""
-    total = 0.0
-    for level, row in enumerate(_tails(dtype).double()):
-        used = row if level == TAIL_LEVELS - 1 else row[TAIL_PARTS:]
-        total += float(used.pow(power).sum()) * 2.0 ** (1 - 16 - TAIL_BITS * (level + 1))
-    return total
-
-
-@pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, 1e-12), (torch.float32, 1e-8)])
-def test_body_and_tails_together_have_unit_variance(dtype, precision):
-    body = _quantiles(dtype).double()[TAIL_PARTS:-TAIL_PARTS]
-    moments = {power: float(body.pow(power).sum()) / 65536 + tail_moment(power, dtype) for power in (0, 2, 4, 6)}
-    assert moments[0] == pytest.approx(1, abs=1e-15)
-    assert moments[2] == pytest.approx(1, abs=precision)
-    assert moments[4] == pytest.approx(3, abs=1e-4)
-    assert moments[6] == pytest.approx(15, abs=1e-3)
-
-
-def test_the_tails_are_cut_where_the_normal_distribution_has_them():
-    """The number of each part lies between the part's ends, however far out, but for the 2e-5 of the unit variance."""
-    for level, row in enumerate(_tails(torch.float64).numpy()):
-        beyond = np.arange(TAIL_PARTS * 2**TAIL_BITS + 1) * 2.0 ** -(16 + TAIL_BITS * (level + 1))
-        ends = stats.norm.isf(beyond)
-        numbers = row / (1 - 1.8e-5)
-        assert (numbers > ends[1:]).all() and (numbers[1:] < ends[1:-1]).all()
-    assert _tails(torch.float64)[-1, 0] == pytest.approx(9.19, abs=0.01)
-
-
 def by_hand(seed, step, place):
     """One number from the definition, with Python's integers."""
     bits = np.random.PCG64DXSM(seed * 2)
@@ -69,7 +32,7 @@ def by_hand(seed, step, place):
     part = int(bits.random_raw()) >> 16 * (place % 4) & 0xFFFF
     sign, part = (1, 65535 - part) if part >= 32768 else (-1, part)
     if part >= TAIL_PARTS:
-        return sign * float(_quantiles(torch.float32)[65535 - part])
+        return sign * float(body_means(torch.float32)[65535 - part])
 
     def mix(x):
         x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -84,7 +47,7 @@ def by_hand(seed, step, place):
         level += 1
         part = part * 2**TAIL_BITS + more % 2**TAIL_BITS
         more >>= TAIL_BITS
-    return sign * float(_tails(torch.float32)[level, part])
+    return sign * float(tail_means(torch.float32)[level, part])
 
 
 def test_every_number_is_that_of_the_definition():
@@ -96,41 +59,6 @@ def test_every_number_is_that_of_the_definition():
     far = (z.abs() > 4).nonzero().squeeze(1).tolist()
     assert len(far) > 10
     assert [z[place].item() for place in far] == [by_hand(6, 3, place) for place in far]
-
-
-def by_numpy(seed, step, start, count):
-    """Without the kernel, in one piece."""
-    z = torch.zeros(count)
-    GaussianNoise(seed)._add_by_numpy(z, step, start, alpha=1.0)
-    return z
-
-
-@pytest.mark.skipif(not kernel_is_there(torch.zeros(1)), reason="no C compiler here")
-@pytest.mark.parametrize("count", [1, 5, 1023, 1025, 3_000_001])
-def test_the_kernel_and_numpy_draw_the_same(count):
-    z = by_numpy(4, 9, 0, count)
-    assert torch.equal(GaussianNoise(4).fill(torch.empty(count), step=9), z)
-    assert torch.equal(GaussianNoise(4)(9, 0, count), z)
-    assert torch.equal(GaussianNoise(4)(9, 2**40 + 3, min(count, 5000)), by_numpy(4, 9, 2**40 + 3, min(count, 5000)))
-    assert count < 10**6 or z.abs().max() > 4.39  # the largest there was when 16 bits were all
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("count", [0, 1, 3, 700, CHUNK, CHUNK + 1, 3 * CHUNK + 77])
-def test_filling_without_a_compiler(count, dtype):
-    """The tails come at the end: also where the weights are overwritten, and for every type."""
-    z = by_numpy(4, 9, 0, count).to(dtype) if count else torch.empty(0, dtype=dtype)
-    weights = torch.randn(count, generator=torch.Generator().manual_seed(0)).to(dtype)
-    noise, out = GaussianNoise(4), torch.empty(count, dtype=dtype)
-    noise._fill_by_numpy(out, None, 9)
-    assert torch.equal(out, z)
-    noise._fill_by_numpy(out, weights, 9)
-    assert torch.equal(out, z * weights)
-    assert torch.equal(
-        GaussianNoise(4).fill(torch.empty_like(out), weights, step=9), out
-    )  # by the kernel, if it is there
-    noise._fill_by_numpy(weights, weights, 9)
-    assert torch.equal(weights, out)
 
 
 def check_the_distribution(draws):
@@ -233,7 +161,7 @@ def test_every_place_takes_a_number_of_its_own():
     """Of the values of the body, as many are met as independent draws would meet, also far beyond a chunk."""
     z = GaussianNoise(2)(4, 0, 10 * CHUNK)
     expected = (65536 - 2 * TAIL_PARTS) * (1 - math.exp(-len(z) / 65536))
-    body = z[z.abs() <= _quantiles(torch.float32)[-TAIL_PARTS - 1]]
+    body = z[z.abs() <= body_means(torch.float32)[-TAIL_PARTS - 1]]
     assert abs(len(body.unique()) - expected) < 300
     chunks = z.view(10, CHUNK).double()
     overlaps = torch.corrcoef(chunks) - torch.eye(10, dtype=torch.float64)

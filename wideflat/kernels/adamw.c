@@ -58,7 +58,12 @@ static void work(
     if (noise) reader = reader_of(noise);
     for (Walk walk = walk_of(from, to, sizes); next_chunk(&walk, sizes);) {
         const int64_t t = walk.tensor, at = walk.at, n = walk.n;
-        if (noise) draw(&reader, noise, places[t] + at, n, z);
+        if (noise) {
+            Ahead ahead = {.bytes = n * (int64_t)sizeof(REAL)};
+            const REAL *arrays[] = {AT(x), AT(w), AT(m), AT(v), AT(g), mu ? AT(mu) : 0};
+            for (int k = 0; k < 6; k++) look_ahead_at(&ahead, arrays[k]);
+            draw(&reader, noise, places[t] + at, n, z, &ahead);
+        }
         if (noise && mu) ADAM(1, 1);
         else if (noise) ADAM(1, 0);
         else if (mu) ADAM(0, 1);

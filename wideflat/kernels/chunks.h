@@ -38,4 +38,24 @@ static inline int next_chunk(Walk *walk, const int64_t *sizes) {
     return 1;
 }
 
+/* Memory that the work on a chunk is going to need. While numbers are computed for it the processor asks for nothing, and
+ * afterwards it waits: so they fetch some of it now and then. More at once would make it wait for that. */
+#define LINE 64
+#define MOST_ARRAYS 6
+
+typedef struct {
+    const char *arrays[MOST_ARRAYS];
+    int count;
+    int64_t bytes, next; /* of each array, and how many of them have been asked for */
+} Ahead;
+
+static inline void look_ahead_at(Ahead *ahead, const void *array) {
+    if (array) ahead->arrays[ahead->count++] = array;
+}
+
+static inline void fetch(Ahead *ahead, int64_t lines) {
+    for (; lines && ahead->next < ahead->bytes; lines--, ahead->next += LINE)
+        for (int k = 0; k < ahead->count; k++) __builtin_prefetch(ahead->arrays[k] + ahead->next);
+}
+
 #endif

@@ -92,7 +92,12 @@ static void work(
     if (noise) reader = reader_of(noise);
     for (Walk walk = walk_of(from, to, sizes); next_chunk(&walk, sizes);) {
         const int64_t t = walk.tensor, at = walk.at, n = walk.n;
-        if (noise) draw(&reader, noise, places[t] + at, n, z);
+        if (noise) {
+            Ahead ahead = {.bytes = n * (int64_t)sizeof(REAL)};
+            const REAL *arrays[] = {AT(x), AT(w), mu ? AT(mu) : 0, kind ? AT(v) : 0, g ? AT(g) : 0};
+            for (int k = 0; k < 5; k++) look_ahead_at(&ahead, arrays[k]);
+            draw(&reader, noise, places[t] + at, n, z, &ahead);
+        }
         if (g) {
             if (kind == PLAIN) INNER_KIND(PLAIN);
             else if (kind == MOMENTUM) INNER_KIND(MOMENTUM);

@@ -52,7 +52,7 @@ class KernelLists:
         self._offsets = offsets
         lists = [w_prime, w, mu, velocity]
         # Detached ones keep the memory: as long as they are there, nobody else can have its address.
-        self._kept = [[t.detach() for t in tensors] for tensors in lists if tensors is not None]
+        self._kept = [t.detach() for tensors in lists if tensors is not None for t in tensors]
         self._memory = memory_of(lists)
         self._pointers = [None if tensors is None else pointers(tensors) for tensors in lists]
         numbers = ctypes.c_int64 * len(w_prime)
@@ -101,8 +101,7 @@ class KernelLists:
             *self._pointers,
             gradients,
         )
-        for tensors in self._kept:  # autograd must know that they are others now
-            torch.autograd.graph.increment_version(tensors)
+        torch.autograd.graph.increment_version(self._kept)  # autograd must know that they are others now
 
 
 def pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -67,7 +67,9 @@ def add_noise(w_prime: list[Tensor], places: list[Place], noise: GaussianNoise, 
     """Add ``scale`` times N(0, I), a function of (seed, step, place), places counting in the order of memory, or of the
     indices where there are gaps. On an accelerator it is another one than on the CPU (`wideflat.kernels.counter`).
     """
-    whole = []
+    whole: list[tuple[Tensor, int]] = []
+    alone: list[Tensor] = []
+    places_alone: list[int] = []
     for p, place in zip(w_prime, places, strict=True):
         if isinstance(place, Patch):
             _add_to_patch(p, place, noise, step, scale)
@@ -76,12 +78,14 @@ def add_noise(w_prime: list[Tensor], places: list[Place], noise: GaussianNoise, 
     for run, place in _runs(whole):
         views = [flat(p) if is_dense(p) else p for p in run]
         if len(run) == 1 and run[0].device.type == "cpu":
-            noise.add_(views, step, [place], scale)
+            alone += views
+            places_alone.append(place)
             continue
         count = sum(p.numel() for p in run)
         pieces = _drawn(noise, step, place, count, run[0]).split([p.numel() for p in run])
         shaped = [piece.view(view.shape) for piece, view in zip(pieces, views, strict=True)]
         torch._foreach_add_(views, shaped, alpha=scale)
+    noise.add_(alone, step, places_alone, scale)  # together, since the calls for the tails are dear
 
 
 def _drawn(noise: GaussianNoise, step: int, place: int, count: int, like: Tensor) -> Tensor:

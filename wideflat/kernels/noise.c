@@ -14,7 +14,10 @@ void multiply(
         Reader reader = reader_of(noise);
         for (int64_t chunk = part * chunks / threads; chunk < (part + 1) * chunks / threads; chunk++) {
             const int64_t at = chunk * CHUNK, n = count - at < CHUNK ? count - at : CHUNK;
-            draw(&reader, noise, place + at, n, z);
+            Ahead ahead = {.bytes = n * (int64_t)sizeof(REAL)};
+            look_ahead_at(&ahead, out + at);
+            look_ahead_at(&ahead, w ? w + at : 0);
+            draw(&reader, noise, place + at, n, z, &ahead);
             if (w)
                 for (int64_t i = 0; i < n; i++) out[at + i] = z[i] * w[at + i];
             else

@@ -27,6 +27,13 @@ typedef unsigned __int128 u128;
 #define WORDS (CHUNK / 4)
 #define HALF (WORDS / 2)
 
+/* Words of either half, and numbers, after which memory is fetched; and how many lines of it: by measurement. */
+#define WORDS_AT_A_TIME 16
+#define NUMBERS_AT_A_TIME 64
+#define LINES_AT_FIRST 4
+#define LINES_WITH_WORDS 2
+#define LINES_WITH_NUMBERS 3
+
 /* What the noise of one step is made from. */
 typedef struct {
     uint64_t origin_high, origin_low, increment_high, increment_low; /* of the generator */
@@ -92,9 +99,10 @@ static inline uint64_t next_word(Reader *reader) {
 }
 
 /* WORDS words, the two halves side by side: one waits for its products while those of the other are computed. */
-static inline void next_words(Reader *reader, uint64_t *words) {
+static inline void next_words(Reader *reader, uint64_t *words, Ahead *ahead) {
     u128 first = reader->state, second = first * reader->half_factor + reader->half_added;
     for (int64_t i = 0; i < HALF; i++) {
+        if (i % WORDS_AT_A_TIME == 0) fetch(ahead, LINES_WITH_WORDS);
         words[i] = word_of(first);
         words[HALF + i] = word_of(second);
         first = first * MULTIPLIER + reader->increment;
@@ -105,15 +113,13 @@ static inline void next_words(Reader *reader, uint64_t *words) {
     reader->word = words[WORDS - 1];
 }
 
-/* A number out of 16 bits. Below the middle the table is mirrored: quantile(b) = -quantile(65535 - b). */
-static inline float quantile(const float *upper, uint32_t bits) {
-    uint32_t below = (bits >> 15) - 1; /* all ones, or zero */
-    union {
-        float number;
-        uint32_t bits;
-    } value = {.number = upper[(bits ^ below) & 0x7fff]};
-    value.bits ^= below & 0x80000000u;
-    return value.number;
+/* Numbers out of 16 bits each, at most NUMBERS_AT_A_TIME. Below the middle the table is mirrored:
+ * quantile(b) = -quantile(65535 - b). */
+static inline void look_up(const float *upper, const uint16_t *parts, int64_t count, float *out) {
+    uint16_t index[NUMBERS_AT_A_TIME];
+    for (int64_t i = 0; i < count; i++) index[i] = (parts[i] >> 15 ? parts[i] : ~parts[i]) & 0x7fff;
+    for (int64_t i = 0; i < count; i++) out[i] = upper[index[i]];
+    for (int64_t i = 0; i < count; i++) out[i] = parts[i] >> 15 ? out[i] : -out[i];
 }
 
 static inline int is_outermost(uint16_t bits) { return (uint16_t)(bits + TAIL_PARTS) < 2 * TAIL_PARTS; }
@@ -148,14 +154,17 @@ static __attribute__((noinline)) int64_t outermost_of(const uint16_t *parts, int
 }
 
 /* The numbers of at most a chunk of places from `place` on; four of them share a word. Those of one reader are asked for
- * in rising order. First all bits, then all numbers: that keeps the processor's two sides busy. */
-static inline void draw(Reader *reader, const NoiseStream *stream, int64_t place, int64_t count, float *out) {
+ * in rising order. First all bits, then all numbers: that keeps the processor's two sides busy. Meanwhile memory comes. */
+static inline void draw(
+    Reader *reader, const NoiseStream *stream, int64_t place, int64_t count, float *out, Ahead *ahead
+) {
     union {
         uint64_t words[(CHUNK + GROUP) / 4];
         uint16_t parts[CHUNK + GROUP];
     } bits;
     const int64_t first = place / 4, skip = place % 4, words = (skip + count + 3) / 4;
     int64_t at = 0;
+    fetch(ahead, LINES_AT_FIRST);
     if (first < reader->next) { /* the last word was not used up */
         bits.words[at++] = reader->word;
     } else if (first > reader->next) {
@@ -163,12 +172,16 @@ static inline void draw(Reader *reader, const NoiseStream *stream, int64_t place
         reader->next = first;
     }
     if (words - at >= WORDS) {
-        next_words(reader, bits.words + at);
+        next_words(reader, bits.words + at, ahead);
         at += WORDS;
     }
     while (at < words) bits.words[at++] = next_word(reader);
     while (at % (GROUP / 4)) bits.words[at++] = 0x8000800080008000ULL; /* the middle: the last group is a whole one */
-    for (int64_t i = 0; i < count; i++) out[i] = quantile(stream->quantiles, bits.parts[skip + i]);
+    for (int64_t i = 0; i < count; i += NUMBERS_AT_A_TIME) {
+        fetch(ahead, LINES_WITH_NUMBERS);
+        const int64_t some = count - i < NUMBERS_AT_A_TIME ? count - i : NUMBERS_AT_A_TIME;
+        look_up(stream->quantiles, bits.parts + skip + i, some, out + i);
+    }
     uint16_t met[CHUNK + GROUP];
     const int64_t many = outermost_of(bits.parts, 4 * at, met);
     for (int64_t k = 0; k < many; k++) {

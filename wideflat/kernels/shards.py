@@ -42,7 +42,7 @@ def _is_sharded_kind(kind: type) -> bool:
 
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
     """Is one of these a DTensor?"""
-    return any(map(_is_sharded_kind, set(map(type, tensors))))
+    return any(map(_is_sharded_kind, set(map(type, tensors)).difference(_PLAIN)))
 
 
 def local(tensor: Tensor) -> Tensor:

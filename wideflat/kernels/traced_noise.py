@@ -13,7 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from wideflat.kernels.noise import GOLDEN, STRIDE, TAIL_BITS, TAIL_LEVELS, TAIL_PARTS, GaussianNoise, tables
+from wideflat.kernels.noise import STRIDE, GaussianNoise
+from wideflat.kernels.normal_parts import TAIL_BITS, TAIL_LEVELS, TAIL_PARTS, body_means, tail_means
+from wideflat.kernels.numpy_noise import GOLDEN
 
 __all__ = ["TABLES", "TracedNoise", "drawn"]
 
@@ -122,7 +124,7 @@ class TracedNoise:
         rows = -(-words // columns)
         jumps = _Jumps(increment)
         steps = [jumps.table(STRIDE << DIGIT_BITS * digit, 1 << DIGIT_BITS) for digit in range(DIGITS)]
-        body, tails = tables(torch.float32)
+        body, tails = body_means(torch.float32), tail_means(torch.float32)
         made = (
             torch.tensor(_limbs(state)),
             torch.stack(steps),
