@@ -33,7 +33,7 @@ class Command:
     keeps the points that were finished, in a file of its own (.interrupted.npz).
 
     Examples:
-      wideflat local-entropy runs/committee-sgd-fast
+      wideflat local-entropy runs/committee-sgd-fast-seed0
       wideflat local-entropy solutions.npz --method ep --figure curve.png
       wideflat local-entropy solutions.npz --deltas 0.1 1 3 --first 1 --compare
     """
@@ -41,11 +41,9 @@ class Command:
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
     method: Method = "bp"
-    """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
-    hidden units, or sampling (the judge)."""
+    """Belief Propagation, TAP, expectation propagation (better where patterns overlap) or sampling (the judge)."""
     deltas: MaybeFloats = None
-    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 when left
-    out."""
+    """Variances of the Gaussian around a solution (d/D is near half of each); 13 from 0.01 to 3 when left out."""
     compare: bool = False
     """Run all methods, and print log Z of each side by side."""
     on_errors: Literal["keep", "drop"] = "keep"

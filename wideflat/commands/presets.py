@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from wideflat.commands import UsageError
+from wideflat.experiments.options import MaybeText
 from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, nearest, preset
 
 
@@ -25,10 +26,10 @@ class Command:
       wideflat presets --json                             everything, for scripts
     """
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET", help_behavior_hint="")] = None
     """A row of Table 1, or a setting of the committee machine; all of them when left out."""
-    algorithm: str | None = None
-    """Only this algorithm: sgd, rsgd, esgd, rsgdxy, lookahead, easgd, parle or sam."""
+    algorithm: MaybeText = None
+    """Only this algorithm: sgd, rsgd, esgd, rsgdxy, lookahead, easgd, parle, sam or ema."""
     as_coded: bool = False
     """As the authors' program has it, where public copies of that differ from the paper's text."""
     json: bool = False
