@@ -19,6 +19,7 @@ from wideflat.entropy import METHODS, LocalEntropy
 from wideflat.entropy.measure import Interrupted, local_entropy
 from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
 from wideflat.files import atomic_write, missing, naming, read_npz
+from wideflat.report.terminal import aligned
 
 __all__ = ["Command", "read_solutions"]
 
@@ -147,9 +148,11 @@ def _print(curve: LocalEntropy, source: Path) -> None:
         everything = {curve.method: curve, **curve.others}
         order = [name for name in METHODS if name in everything]
         print("\nlog Z by method" + (" (mean over solutions)" if references > 1 else "") + ":")
-        print(f"{'Delta':>8}" + "".join(f"{name:>20}" for name in order))
-        for k, delta in enumerate(curve.deltas.tolist()):
-            print(f"{delta:8.4g}" + "".join(f"{_cell(everything[name], k):>20}" for name in order))
+        rows = [
+            [f"{delta:.4g}", *(_cell(everything[name], k) for name in order)]
+            for k, delta in enumerate(curve.deltas.tolist())
+        ]
+        print("\n".join(aligned([["Delta", *order], *rows], right=True)))
 
 
 def _cell(curve: LocalEntropy, k: int) -> str:
