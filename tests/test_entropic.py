@@ -455,3 +455,13 @@ def test_two_optimizers_of_one_parameter_are_refused():
     params = parameters()
     with pytest.raises(ValueError, match="more than one parameter group"):
         wideflat.Entropic(torch.optim.SGD(params), torch.optim.AdamW(params))
+
+
+def test_it_says_its_settings_and_those_of_what_it_is_around():
+    net = network()
+    opt = wideflat.Entropic(torch.optim.AdamW(net.parameters(), lr=0.003), inner_steps=7, pull=0.5, outer_lr=0.6)
+    text = repr(opt)
+    assert text.startswith("Entropic around AdamW, at its center, after 0 steps: inner_steps=7, pull=0.5")
+    assert "inside: AdamW, lr=0.003, betas=(0.9, 0.999)" in text and "outside: SGD, lr=0.6, momentum=0.67" in text
+    train(net, opt, 2)
+    assert "within a cycle, after 2 steps" in repr(opt) and "params" not in repr(opt)

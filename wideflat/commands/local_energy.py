@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import tyro
 from torch import nn
 
@@ -19,6 +18,7 @@ from wideflat.commands.results import result_file
 from wideflat.energy.committees import committee_profile
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.energy.request import SIGMAS
 from wideflat.energy.series import layer_profiles
 from wideflat.experiments.options import (
     Device,
@@ -73,7 +73,7 @@ class Command:
     target_stderr: MaybeFloat = None
     """Stop at each sigma when its standard error is below this."""
     max_passes: MaybeFloat = None
-    """Most passes over the data; may be a fraction. 2 when left out (64 with --noise pass)."""
+    """Most passes over the data; may be a fraction. When left out 2, and up to 64 where the data are small."""
     epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
     augment: bool = True
@@ -101,7 +101,7 @@ class Command:
 
     def run(self) -> int:
         """Measure, print, write; 1 if a comparison is refused, 130 after Ctrl-C."""
-        sigmas = self.sigmas or tuple(np.linspace(0, 0.5, 11).round(3).tolist())
+        sigmas = self.sigmas or SIGMAS
         others = [LocalEnergy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = self.out or self._default_out()
         if not self.layers:
