@@ -253,7 +253,9 @@ def test_a_group_may_be_added_and_parameters_thawed():
     assert opt.at_center
     assert not any(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
     with pytest.raises(ValueError, match="add the group to one of them"):
-        muon_and_adamw(network()).add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        others = [group["params"] for group in decay_groups(network())]
+        two = wideflat.Entropic(torch.optim.SGD(others[0], lr=0.01), torch.optim.AdamW(others[1], lr=0.01))
+        two.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
 def test_focusing_drives_the_pull():

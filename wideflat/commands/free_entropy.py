@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from wideflat.entropy import FreeEntropy
 from wideflat.entropy.free_entropy import Interrupted, free_entropy
 from wideflat.experiments.options import Device, MaybeFloat, MaybeInt, MaybePath, MaybeText, Parameters, Paths
 from wideflat.files import atomic_write
+from wideflat.report.terminal import on_screen, stacked
 from wideflat.training.flatness import images_of_run, plain_images
 
 __all__ = ["Command"]
@@ -117,7 +119,11 @@ class Command:
         if self.json:
             print(json_module.dumps(found.to_dict(), indent=2))
             return
-        print(found)
+        header, rows = found.table()
+        text = str(found).split("\n")
+        if sys.stdout.isatty() and len(text[0]) > shutil.get_terminal_size().columns:
+            text = [*stacked(header, rows), *found.notes()]
+        print(on_screen(text))
         for line in drawn(found):
             print(line)
         if found.points:
