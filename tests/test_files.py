@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from wideflat.files import atomic_write, names_in_npz, read_npz, sha256
+from wideflat.files import atomic_write, missing, names_in_npz, read_npz, sha256
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
@@ -59,3 +59,9 @@ def test_npz_files_are_read_whole_or_refused_by_name(tmp_path):
     for name in ("cut", "pickled", "one", "objects", "flipped"):
         with pytest.raises(ValueError, match=rf"{name}\.npz is not a whole \.npz file of plain arrays"):
             read_npz(tmp_path / f"{name}.npz")
+
+
+def test_a_run_whose_name_has_more_in_it_is_suggested(tmp_path):
+    (tmp_path / "cifar10-smallconvnet-sgd-photos-epochs15-batch-size30-limit-data300-seed0").mkdir()
+    assert "did you mean" in missing(tmp_path / "cifar10-smallconvnet-sgd-0")
+    assert "did you mean" not in missing(tmp_path / "something-else")

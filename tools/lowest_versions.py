@@ -1,10 +1,11 @@
 """The lowest versions that pyproject.toml promises, installed and tested.
 
-    python tools/lowest_versions.py [--folder FOLDER] [--only-install] [TESTS ...]
+    python tools/lowest_versions.py [--torch VERSION] [--folder FOLDER] [--only-install] [TESTS ...]
 
 Makes an environment outside the repository with exactly the lower bound of every dependency of the package and of its
 extras ``experiments`` and ``pgdl``, and runs the tests there (by default of everything that uses them). torch is the
-one of constraints.txt. What the tests themselves are run with has its newest version.
+one of constraints.txt, or with ``--torch lowest`` the lowest too: a build with 3 GB of CUDA packages. What the tests
+themselves are run with has its newest version.
 """
 
 from __future__ import annotations
@@ -37,17 +38,26 @@ def lowest(requirement: str) -> str:
     return f"{name}=={bound}"
 
 
-def requirements(project: dict) -> list[str]:
-    """All of them at their lower bounds; of torch the version that constraints.txt has."""
+def requirements(project: dict, torch: str | None = None) -> list[str]:
+    """All of them at their lower bounds; torch only where another one than that of constraints.txt is wanted.
+
+    Example:
+        >>> project = {"dependencies": ["torch>=2.6", "numpy>=1.26"]}
+        >>> project["optional-dependencies"] = dict.fromkeys(EXTRAS, [])
+        >>> requirements(project), requirements(project, "lowest"), requirements(project, "2.9.1")
+        (['torch', 'numpy==1.26'], ['torch==2.6', 'numpy==1.26'], ['torch==2.9.1', 'numpy==1.26'])
+    """
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *(line for name in EXTRAS for line in extras[name])]
-    return [lowest(line) for line in asked if not line.startswith("torch>")]
+    wanted = {None: "torch", "lowest": lowest(asked[0])}.get(torch, f"torch=={torch}")
+    return [wanted, *(lowest(line) for line in asked[1:])]
 
 
 def main() -> None:
     """Install, say what is there, test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", default=[f"tests/{name}" for name in TESTS])
+    parser.add_argument("--torch", help="this version, or `lowest`, in place of that of constraints.txt")
     parser.add_argument("--folder", type=Path, help="of the environment; kept")
     parser.add_argument("--only-install", action="store_true")
     options = parser.parse_args()
@@ -56,8 +66,11 @@ def main() -> None:
         folder = (options.folder or Path(temporary)).resolve()
         venv.create(folder, with_pip=True)
         python = str(folder / "bin" / "python")
-        install = [python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
-        wanted = ["torch", *requirements(project)]
+        kept = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch=")]
+        (folder / "constraints.txt").write_text("\n".join(kept))
+        limits = folder / "constraints.txt" if options.torch else ROOT / "constraints.txt"
+        install = [python, "-m", "pip", "install", "-q", "-c", str(limits)]
+        wanted = requirements(project, options.torch)
         print("lowest:", *wanted, flush=True)
         subprocess.run([*install, *wanted, *TOOLS], check=True)
         subprocess.run([*install, "--no-deps", "-e", str(ROOT)], check=True)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import wideflat
 from wideflat.commands import UsageError
+from wideflat.commands.help_text import as_wide_as_the_screen, fitted, joined, screen_width, without_colours_if_asked
 from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
@@ -35,6 +37,8 @@ COMMANDS: dict[str, str] = {
 NEEDS_MORE = "the command line needs more packages: pip install 'wideflat[experiments]'"
 
 SHARED = "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from)."
+
+EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted."
 
 #: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -77,8 +81,10 @@ def _run(arguments: list[str], verbose: bool) -> int:
     try:
         kind = _command(name)
         # The docstring is given as it stands: by itself tyro leaves its examples out.
-        about = f"{inspect.getdoc(kind)}\n\n{SHARED}"
-        command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
+        about = joined(f"{inspect.getdoc(kind)}\n\n{SHARED}")
+        wanted = any(flag in arguments for flag in ("-h", "--help"))
+        with without_colours_if_asked(), as_wide_as_the_screen(wanted):
+            command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
         with warnings.catch_warnings():
             if not verbose:
                 warnings.showwarning = _show_warning
@@ -95,23 +101,26 @@ def _run(arguments: list[str], verbose: bool) -> int:
 
 
 def _overview() -> str:
-    width = max(map(len, COMMANDS), default=0)
-    return "\n".join(
-        [
-            "usage: wideflat COMMAND [OPTIONS]",
-            "",
-            "Find wide flat minima of neural networks, and measure how wide and flat they are.",
-            "",
-            *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
-            "",
-            "wideflat COMMAND --help    options of one command, with examples",
-            "wideflat --completion bash|zsh|fish    a completion script for your shell",
-            "wideflat --version         the version",
-            "",
-            SHARED,
-            "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted.",
-        ]
-    )
+    width, margin = screen_width(), max(map(len, COMMANDS), default=0) + 4
+    listed = [
+        textwrap.fill(f"  {name:<{margin - 4}}  {text}", width, subsequent_indent=" " * margin)
+        for name, text in COMMANDS.items()
+    ]
+    lines = [
+        "usage: wideflat COMMAND [OPTIONS]",
+        "",
+        "Find wide flat minima of neural networks, and measure how wide and flat they are.",
+        "",
+        *listed,
+        "",
+        "  wideflat COMMAND --help                options of one command, with examples",
+        "  wideflat --completion bash|zsh|fish    a completion script for your shell",
+        "  wideflat --version                     the version",
+        "",
+        SHARED,
+        EXIT_CODES,
+    ]
+    return fitted("\n".join(lines), width)
 
 
 def _command(name: str) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -118,6 +118,15 @@ class Entropic(Cycles):
             raise TypeError(f"outer must make a torch optimizer of parameter groups, made {shown(self.outer)}")
         self._remember_beginning()
         self._settle_capture(capturable)
+
+    def __repr__(self) -> str:
+        cycle = {name: self._record[name] for name in ("inner_steps", "pull", "alpha", "epsilon")}
+        outer = {name: self.outer.param_groups[0].get(name) for name in ("lr", "momentum", "nesterov")}
+        inner = [f"  inside: {type(each).__name__}, {_said(each.param_groups[0])}" for each in self.inner]
+        where = "at its center" if self.at_center else "within a cycle"
+        names = " and ".join(type(each).__name__ for each in self.inner)
+        first = f"{type(self).__name__} around {names}, {where}, after {self._record['step']} steps: {_said(cycle)}"
+        return "\n".join([first, *inner, f"  outside: {type(self.outer).__name__}, {_said(outer)}"])
 
     def _settings(self) -> list[dict[str, Any]]:
         return [self._record] * len(self.param_groups)
@@ -248,3 +257,15 @@ def _check_optimizers(optimizers: tuple[Any, ...]) -> None:
         refuse_differentiable(any(group.get("differentiable", False) for group in inner.param_groups))
         if isinstance(inner, Centered):
             raise TypeError(f"{type(inner).__name__} has a center already; pass the optimizers inside it")
+
+
+def _said(settings: Mapping[str, Any]) -> str:
+    """Settings in words, without those that are off.
+
+    Example:
+        >>> _said({"params": [], "lr": 0.001, "betas": (0.9, 0.999), "foreach": None, "amsgrad": False})
+        'lr=0.001, betas=(0.9, 0.999)'
+    """
+    hidden = ("params", "entropic", "initial_lr", "decoupled_weight_decay")
+    kept = {n: v for n, v in settings.items() if n not in hidden and v is not None and v is not False}
+    return ", ".join(f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}" for n, v in kept.items())

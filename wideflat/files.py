@@ -204,7 +204,11 @@ def missing(path: str | os.PathLike[str]) -> str:
         beside = [each.name for each in path.parent.iterdir()]
     except OSError:
         beside = []
-    near = difflib.get_close_matches(path.name, beside, n=1)
+    # a run that was named after more than its preset: all that was written, but for the last word, begins its name
+    start = path.name.rpartition("-")[0]
+    near = difflib.get_close_matches(path.name, beside, n=1) or [
+        n for n in sorted(beside) if start and n.startswith(start)
+    ]
     return f"there is no {path}" + (f"; did you mean {path.with_name(near[0])}?" if near else "")
 
 

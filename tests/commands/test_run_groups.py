@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def write(path, algorithm, seed, error, epochs=300, train=50_000, name="cifar10-smallconvnet"):
+def write(path, algorithm, seed, error, epochs=300, train=50_000, name="cifar10-smallconvnet", passes=300):
     about = {"name": name, "algorithm": algorithm, "epochs": epochs, "dataset": "cifar10", "model": "smallconvnet"}
     about |= {"paper_error": 16.5, "paper_spread": 0.2, "batch_size": 128}
     data = {"name": "cifar10", "train": train, "test": 10_000}
@@ -35,7 +35,7 @@ def write(path, algorithm, seed, error, epochs=300, train=50_000, name="cifar10-
                 "train_loss": 2 / epoch,
                 "train_error": 0.5 / epoch,
             }
-            run.append("metrics", {**row, "test_error": error + 0.5 / epoch})
+            run.append("metrics", {**row, "test_error": error + 0.5 / epoch, "passes": passes * epoch / 10})
         result = {"epoch": epochs, "train_error": 0.01, "test_error": error}
         run.save_model(nn.Linear(1, 1), result)
     sigmas = np.linspace(0, 0.5, 6)
@@ -72,6 +72,18 @@ def test_the_sentence_and_the_differences_follow_the_errors(folder):
     assert found["esgd"]["test error %"] == "15.00 ± 0.20" and found["sgd"]["test error against SGD, points"] == "–"
     contrast = found["esgd"]["test error against SGD, points"]
     assert contrast.numbers["value"] == pytest.approx(-5) and contrast.numbers["high"] < -4
+
+
+def test_the_sentence_says_where_the_trainings_were_not_equally_long(folder, tmp_path):
+    assert "passes" not in sentence(grouped(runs(folder)))
+    for seed in range(3):
+        write(tmp_path / f"sgd{seed}", "sgd", seed, 0.20 + 0.002 * seed, epochs=15, passes=15)
+        write(tmp_path / f"esgd{seed}", "esgd", seed, 0.10 + 0.002 * seed, epochs=15, passes=75)
+    groups = grouped(runs(tmp_path))
+    start = "Test error of cifar10-smallconvnet, after 15 (sgd) and 75 (esgd) passes over the data, is lower than SGD's"
+    assert sentence(groups).startswith(start)
+    columns, rows = table(groups)
+    assert {row[0]: row[columns.index("passes")] for row in rows} == {"sgd": "15", "esgd": "75"}
 
 
 def test_the_paper_stands_only_beside_what_is_fair(folder, tmp_path):

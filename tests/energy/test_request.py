@@ -154,3 +154,9 @@ def test_time_may_come_first_in_the_inputs():
     a = local_energy(first, [(x[:, :13], y[:13]), (x[:, 13:], y[13:])], [0.3], **options)
     b = local_energy(last, [(x[:, :13].transpose(0, 1), y[:13]), (x[:, 13:].transpose(0, 1), y[13:])], [0.3], **options)
     assert a.mean == pytest.approx(b.mean, rel=1e-4) and a.baseline == pytest.approx(b.baseline)
+
+
+def test_strengths_of_the_noise_have_a_default():
+    torch.manual_seed(0)
+    profile = local_energy(torch.nn.Linear(3, 2), (torch.randn(20, 3), torch.arange(20) % 2), progress=False)
+    assert profile.sigmas.tolist() == [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]

@@ -1,3 +1,5 @@
+import html
+
 import pytest
 import torch
 
@@ -33,7 +35,8 @@ def test_says_at_each_moment_which_of_how_many_steps_runs(small):
 def test_the_page_begins_with_the_finding(small):
     found, _, _ = small
     text = found.write_report().read_text()
-    assert text.index("<h1>Entropy-SGD ends in ") < text.index("wideflat demo</p>") < text.index("What was asked")
+    parts = (f"<h1>{html.escape(found.finding())}", "wideflat demo</p>", "What was asked")
+    assert sorted(parts, key=text.index) == list(parts)
     for part in ("SmallConvNet", "wideflat.EntropySGD(model.parameters()", "Free entropy", "committee machine"):
         assert part in text
     assert len(found.networks) == 2 and set(found.networks["converged"]) <= {0.0, 1.0}

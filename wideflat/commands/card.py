@@ -16,7 +16,7 @@ from wideflat.cards.measuring import Interrupted, card, compare_with
 from wideflat.commands import UsageError
 from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
-from wideflat.experiments.options import MaybeFloat, MaybeInt, MaybePath, MaybeText
+from wideflat.experiments.options import Device, MaybeFloat, MaybeInt, MaybePath, MaybeText
 from wideflat.training.flatness import images_of_run, plain_images
 
 __all__ = ["Command"]
@@ -33,7 +33,7 @@ class Command:
     is left out with its reason.
 
     Examples:
-      wideflat card runs/cifar10-smallconvnet-sgd-0
+      wideflat card runs/cifar10-smallconvnet-sgd-seed0
       wideflat card runs/a --minutes 5 --against runs/b/card.json
       wideflat card weights.pt --build my_project.nets:build --quick
     """
@@ -41,8 +41,7 @@ class Command:
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, or a checkpoint (with --build)."""
     build: MaybeText = None
-    """module:function that returns (model, data) or (model, data, options of wideflat.card) for a checkpoint, the model
-    for a run of a network of your own. It is imported and called: only your own code."""
+    """module:function, imported and called: (model, data[, options of wideflat.card]); of a run the model alone."""
     quick: bool = False
     """Fewer examples, points and steps: about a quarter of the time."""
     minutes: MaybeFloat = None
@@ -50,21 +49,19 @@ class Command:
     against: MaybePath = None
     """Another card (.json or .html): say how this one compares."""
     examples: MaybeInt = None
-    """Examples of the dear measures; the others see up to four times as many. By the cost of the network when left
-    out."""
-    title: str = ""
+    """Examples of the dear measures (the others see up to four times as many); by the network's cost when left out."""
+    title: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = ""
     """What to call it; the name of the run or file when left out."""
     epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
     data: MaybePath = None
     """Of a run: folder with the data set; by default where the run found it."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where to compute."""
     seed: int = 0
     """Of everything random."""
     out: MaybePath = None
-    """The page; card.html in the run, or beside the checkpoint, when left out (card-2.html if there is one). The
-    numbers are in a .json beside it."""
+    """The page, with a .json of the numbers beside it; card.html in the run or beside the checkpoint when left out."""
     overwrite: bool = False
     """Replace a card that is there already."""
     json: bool = False

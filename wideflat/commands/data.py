@@ -45,7 +45,9 @@ class Command:
 
     action: Annotated[Literal["list", "verify", "fetch"], tyro.conf.Positional] = "list"
     """What to do."""
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+    ] = ()
     """Data sets: cifar10, cifar100, tiny-imagenet, fashion-mnist, dress-coat. All when left out (not for fetch)."""
     data: MaybePath = None
     """Where they are, or where fetch puts them; by default $WIDEFLAT_DATA, then the usual folders."""

@@ -108,7 +108,7 @@ def _read_run(path: Path, label: str, found: Findings) -> None:
 
 def _read_arrays(path: Path, label: str, found: Findings) -> None:
     names = set(names_in_npz(path))
-    label = label.removesuffix(".npz")
+    label = label.removesuffix(".npz").removesuffix("/solutions").removesuffix("/local_entropy")
     if {"deltas", "phi"} <= names:
         found.entropies[label] = LocalEntropy.load(path)
     elif {"weights", "metadata"} <= names:
@@ -120,7 +120,7 @@ def _read_profile(path: Path, label: str, found: Findings) -> None:
     if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
         found.energies[label.removesuffix(".json")] = LocalEnergy.load(path)
     elif isinstance(content, dict) and content.get("kind") == FreeEntropy.KIND:
-        found.volumes[label.removesuffix(".json")] = FreeEntropy.load(path)
+        found.volumes[label.removesuffix(".json").removesuffix("/free_entropy")] = FreeEntropy.load(path)
 
 
 def _item_of(folder: Path) -> Experiment | None:
@@ -161,7 +161,7 @@ def write_report(found: Findings, path: Path, title: str = "wideflat report") ->
     _add_measurements(page, found, groups)
     if found.runs:
         page.section("Every run")
-        page.table(*summary(found.runs), caption="Runs")
+        page.table(*_with_paper_if_any(*summary(found.runs)), caption="Runs")
         for label, run in found.runs.items():
             page.details(f"Configuration of {label}", run.config)
         places = {label: start for label, run in found.runs.items() for start in run.metrics("environment")[-1:]}
@@ -212,7 +212,10 @@ def _add_volumes(page: Page, volumes: dict[str, FreeEntropy]) -> None:
         Series(f"{label}, σ = {sigma:g}", llc.betas, llc.value, error=llc.stderr)
         for label, found in volumes.items()
         for sigma, llc in zip(found.sigmas, found.llc, strict=True)
+        if len(llc.betas) > 1  # a single temperature is no curve
     ]
+    if not series:
+        return
     caption = "Minus the area under a curve over log β, and of the part before its first point, is log Z."
     page.charts(Chart("free-entropy", "λ over β", "β", "λ(β)", series, caption=caption, x_scale="log"))
 
@@ -233,6 +236,13 @@ def summary(runs: dict[str, Run]) -> tuple[list[str], list[list[object]]]:
     columns = ["run", "preset", "algorithm", "seed", "epochs", "train error %", "test error %", "paper %"]
     rows = [_committee_row(label, run) if is_committee(run) else _row(label, run) for label, run in runs.items()]
     return columns, rows
+
+
+def _with_paper_if_any(columns: list[str], rows: list[list[object]]) -> tuple[list[str], list[list[object]]]:
+    """Without the last column, the paper's number, where no run may be compared with it."""
+    if any(row[-1] != "–" for row in rows):
+        return columns, rows
+    return columns[:-1], [row[:-1] for row in rows]
 
 
 def _row(label: str, run: Run) -> list[object]:
@@ -273,7 +283,7 @@ def print_summary(found: Findings) -> None:
     """The same in the terminal; what came out is said last."""
     groups = grouped(found.trainings)
     if found.runs:
-        print_table(*summary(found.runs))
+        print_table(*_with_paper_if_any(*summary(found.runs)))
     if any(len(group.runs) > 1 for group in groups):
         print_table(*table(groups), title="Mean ± standard deviation over seeds")
     for item in found.experiments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
 from wideflat.entropy import FreeEntropy
 from wideflat.entropy.free_entropy import Interrupted, free_entropy
+from wideflat.experiments.options import Device, MaybeFloat, MaybeInt, MaybePath, MaybeText, Parameters, Paths
 from wideflat.files import atomic_write
+from wideflat.report.terminal import on_screen, stacked
 from wideflat.training.flatness import images_of_run, plain_images
 
 __all__ = ["Command"]
@@ -33,7 +36,7 @@ class Command:
     was walked; the same command goes on from there.
 
     Examples:
-      wideflat free-entropy runs/cifar10-smallconvnet-sgd-0
+      wideflat free-entropy runs/cifar10-smallconvnet-sgd-seed0
       wideflat free-entropy runs/mine --sigmas 0.3 0.5 --subset 1000 --minutes 30
       wideflat free-entropy weights.pt --build my_project.nets:build --measure error
       wideflat free-entropy runs/a --compare runs/b/free_entropy.json
@@ -41,10 +44,9 @@ class Command:
 
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, or a checkpoint (with --build)."""
-    build: str | None = None
-    """module:function that returns (model, data) for a checkpoint, the model for a run of a network of your own. It is
-    imported and called: only your own code."""
-    sigmas: tuple[float, ...] = (0.3, 0.5)
+    build: MaybeText = None
+    """module:function, imported and called: (model, data) for a checkpoint, the model for a run of your own network."""
+    sigmas: Annotated[tuple[float, ...], tyro.conf.arg(metavar="FLOAT ...")] = (0.3, 0.5)
     """Strengths of the noise."""
     measure: Literal["loss", "error"] = "loss"
     """loss: the evidence of the posterior; error: the probability that every example is right."""
@@ -52,9 +54,9 @@ class Command:
     """Inverse temperature of the sum of losses; 1 is the posterior."""
     scale: Literal["relative", "absolute", "layer", "filter"] = "relative"
     """What the noise is proportional to: each weight, nothing, the root mean square of its tensor or output channel."""
-    parameters: str = "all"
+    parameters: Parameters = "all"
     """all, "no batch norm", "no biases", weights, trainable, or a regular expression for the names that move."""
-    subset: int | None = None
+    subset: MaybeInt = None
     """So many examples, drawn at random; 1000 (or all, if there are fewer) of a run, all of a checkpoint's data."""
     chains: int = 2
     """In each of the two directions."""
@@ -62,29 +64,29 @@ class Command:
     """Trajectories kept at each temperature."""
     burn: int = 12
     """Trajectories before these."""
-    target_stderr: float | None = None
+    target_stderr: MaybeFloat = None
     """Go on until the standard error is below this."""
     quick: bool = False
     """Only the two bounds between which log Z lies, at a tenth of the cost."""
     on_errors: Literal["refuse", "drop"] = "refuse"
     """With --measure error: what to do if the network itself gets examples wrong."""
-    minutes: float | None = None
+    minutes: MaybeFloat = None
     """Stop after so long; the same command goes on from there."""
-    epoch: int | None = None
+    epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
-    data: Path | None = None
+    data: MaybePath = None
     """Of a run: folder with the data set; by default where the run found it."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where to compute."""
     seed: int = 0
     """Of everything random but the subset."""
-    out: Path | None = None
+    out: MaybePath = None
     """Result file; free_entropy.json in the run, or beside the checkpoint, when left out."""
     overwrite: bool = False
     """Replace a result that is there already; otherwise it stays, and the new one gets a number."""
-    figure: Path | None = None
+    figure: MaybePath = None
     """Also draw lambda over beta to this file (.png, .pdf, .svg)."""
-    compare: tuple[Path, ...] = ()
+    compare: Paths = ()
     """Results of other networks: print the difference to each, if they are comparable."""
     force: bool = False
     """Compare even results of different conventions, or that did not converge."""
@@ -117,7 +119,11 @@ class Command:
         if self.json:
             print(json_module.dumps(found.to_dict(), indent=2))
             return
-        print(found)
+        header, rows = found.table()
+        text = str(found).split("\n")
+        if sys.stdout.isatty() and len(text[0]) > shutil.get_terminal_size().columns:
+            text = [*stacked(header, rows), *found.notes()]
+        print(on_screen(text))
         for line in drawn(found):
             print(line)
         if found.points:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import tyro
 from torch import nn
 
@@ -19,8 +18,18 @@ from wideflat.commands.results import result_file
 from wideflat.energy.committees import committee_profile
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import Interrupted, LocalEnergy
+from wideflat.energy.request import SIGMAS
 from wideflat.energy.series import layer_profiles
-from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
+from wideflat.experiments.options import (
+    Device,
+    MaybeFloat,
+    MaybeFloats,
+    MaybeInt,
+    MaybePath,
+    MaybeText,
+    Parameters,
+    Paths,
+)
 from wideflat.files import naming, read_npz
 
 __all__ = ["Command"]
@@ -36,7 +45,7 @@ class Command:
     measured.
 
     Examples:
-      wideflat local-energy runs/cifar10-smallconvnet-sgd-0
+      wideflat local-energy runs/cifar10-smallconvnet-sgd-seed0
       wideflat local-energy runs/mine --epoch 40 --sigmas 0.1 0.2 0.3 --target-stderr 0.002
       wideflat local-energy weights.pt --build my_project.nets:build --noise example
       wideflat local-energy runs/own-network --build my_project.nets:network
@@ -46,28 +55,25 @@ class Command:
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory, a checkpoint (with --build), or an .npz file with weights, inputs and targets of committees."""
     build: MaybeText = None
-    """module:function that returns (model, data) for a checkpoint, the model for a run of a network of your own. It is
-    imported and called: only your own code."""
+    """module:function, imported and called: (model, data) for a checkpoint, the model for a run of your own network."""
     sigmas: MaybeFloats = None
     """Strengths of the noise; 0, 0.05, ..., 0.5 when left out."""
     noise: Literal["auto", "batch", "example", "pass"] = "auto"
-    """What shares one draw of the noise; auto is example for networks of linear layers, else batch. All measure the
-    same; only pass has the spread over perturbations."""
+    """What shares one draw of the noise; auto: example where layers allow it, else batch. Only pass has a spread."""
     metric: Literal["error", "loss"] = "error"
     """What is measured."""
     batch_norm: Literal["eval", "recalibrate", "batch"] = "eval"
     """Statistics that the perturbed network normalises with: its running ones, recomputed ones, those of each batch."""
-    parameters: str = "all"
+    parameters: Parameters = "all"
     """all, "no batch norm", "no biases", weights, trainable, or a regular expression for the names of the perturbed."""
     scale: Literal["relative", "absolute", "layer", "filter"] = "relative"
-    """What the noise on a weight is proportional to: its size (Eq. 4), nothing, the root mean square of its tensor, or
-    of its output channel."""
+    """What the noise on a weight is proportional to: its size (Eq. 4), nothing, the RMS of its tensor or channel."""
     layers: bool = False
     """One profile for each layer, with noise on that layer alone."""
     target_stderr: MaybeFloat = None
     """Stop at each sigma when its standard error is below this."""
     max_passes: MaybeFloat = None
-    """Most passes over the data; may be a fraction. 2 when left out (64 with --noise pass)."""
+    """Most passes over the data; may be a fraction. When left out 2, and up to 64 where the data are small."""
     epoch: MaybeInt = None
     """Of a run: the snapshot at this epoch instead of the final network."""
     augment: bool = True
@@ -76,7 +82,7 @@ class Command:
     """Of a run: folder with the data set; by default where the run found it."""
     batch_size: MaybeInt = None
     """Examples that share the noise; chosen when left out."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where to compute."""
     seed: int = 0
     """Of the noise."""
@@ -86,7 +92,7 @@ class Command:
     """Replace a result that is there already; otherwise it stays, and the new one gets a number."""
     figure: MaybePath = None
     """Also draw the curve to this file (.png, .pdf, .svg)."""
-    compare: tuple[Path, ...] = ()
+    compare: Paths = ()
     """Profiles measured before: print the difference to each, if they are comparable."""
     force: bool = False
     """Compare even profiles of different conventions or training errors."""
@@ -95,7 +101,7 @@ class Command:
 
     def run(self) -> int:
         """Measure, print, write; 1 if a comparison is refused, 130 after Ctrl-C."""
-        sigmas = self.sigmas or tuple(np.linspace(0, 0.5, 11).round(3).tolist())
+        sigmas = self.sigmas or SIGMAS
         others = [LocalEnergy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = self.out or self._default_out()
         if not self.layers:

@@ -19,6 +19,7 @@ from wideflat.entropy import METHODS, LocalEntropy
 from wideflat.entropy.measure import Interrupted, local_entropy
 from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybePath, Method
 from wideflat.files import atomic_write, missing, naming, read_npz
+from wideflat.report.terminal import aligned
 
 __all__ = ["Command", "read_solutions"]
 
@@ -33,7 +34,7 @@ class Command:
     keeps the points that were finished, in a file of its own (.interrupted.npz).
 
     Examples:
-      wideflat local-entropy runs/committee-sgd-fast
+      wideflat local-entropy runs/committee-sgd-fast-seed0
       wideflat local-entropy solutions.npz --method ep --figure curve.png
       wideflat local-entropy solutions.npz --deltas 0.1 1 3 --first 1 --compare
     """
@@ -41,11 +42,9 @@ class Command:
     path: Annotated[Path, tyro.conf.Positional]
     """A run directory with solutions.npz, or an .npz file."""
     method: Method = "bp"
-    """Belief Propagation, TAP, expectation propagation (better where patterns overlap), the same with correlations of
-    hidden units, or sampling (the judge)."""
+    """Belief Propagation, TAP, expectation propagation (better where patterns overlap) or sampling (the judge)."""
     deltas: MaybeFloats = None
-    """Variances of the Gaussian around a solution, growing (d/D is near half of each); 13 from 0.01 to 3 when left
-    out."""
+    """Variances of the Gaussian around a solution (d/D is near half of each); 13 from 0.01 to 3 when left out."""
     compare: bool = False
     """Run all methods, and print log Z of each side by side."""
     on_errors: Literal["keep", "drop"] = "keep"
@@ -149,9 +148,11 @@ def _print(curve: LocalEntropy, source: Path) -> None:
         everything = {curve.method: curve, **curve.others}
         order = [name for name in METHODS if name in everything]
         print("\nlog Z by method" + (" (mean over solutions)" if references > 1 else "") + ":")
-        print(f"{'Delta':>8}" + "".join(f"{name:>20}" for name in order))
-        for k, delta in enumerate(curve.deltas.tolist()):
-            print(f"{delta:8.4g}" + "".join(f"{_cell(everything[name], k):>20}" for name in order))
+        rows = [
+            [f"{delta:.4g}", *(_cell(everything[name], k) for name in order)]
+            for k, delta in enumerate(curve.deltas.tolist())
+        ]
+        print("\n".join(aligned([["Delta", *order], *rows], right=True)))
 
 
 def _cell(curve: LocalEntropy, k: int) -> str:

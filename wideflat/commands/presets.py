@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
+import shutil
+import sys
 from typing import Annotated, Any
 
 import tyro
 
 from wideflat.commands import UsageError
+from wideflat.experiments.options import MaybeText
 from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, nearest, preset
+from wideflat.report.terminal import aligned, on_screen, stacked
 
 
 @dataclasses.dataclass
@@ -25,10 +29,10 @@ class Command:
       wideflat presets --json                             everything, for scripts
     """
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET", help_behavior_hint="")] = None
     """A row of Table 1, or a setting of the committee machine; all of them when left out."""
-    algorithm: str | None = None
-    """Only this algorithm: sgd, rsgd, esgd, rsgdxy, lookahead, easgd, parle or sam."""
+    algorithm: MaybeText = None
+    """Only this algorithm: sgd, rsgd, esgd, rsgdxy, lookahead, easgd, parle, sam or ema."""
     as_coded: bool = False
     """As the authors' program has it, where public copies of that differ from the paper's text."""
     json: bool = False
@@ -39,10 +43,11 @@ class Command:
         committee = committee_settings()
         if self.name is not None and self.name in committee:
             chosen: dict[str, Any] = {self.name: committee[self.name]}
-            print(json_module.dumps(chosen, indent=1) if self.json else _committee_detail(self.name, chosen[self.name]))
+            detail = _committee_detail(self.name, chosen[self.name])
+            print(json_module.dumps(chosen, indent=1) if self.json else on_screen(detail))
             return 0
         if self.name is None and not self.json:
-            print(_overview(committee))
+            print(on_screen(_overview(committee)))
             return 0
         if self.name is not None and self.name not in PRESETS:
             raise UsageError(f"there is no preset {self.name!r}. {nearest(self.name, [*PRESETS, *committee])}")
@@ -55,7 +60,8 @@ class Command:
             }
             print(json_module.dumps({"table1": table, "committee": committee if self.name is None else {}}, indent=1))
             return 0
-        print("\n\n".join(_detail(cell) for cell_row in cells.values() for cell in cell_row.values()))
+        details = [_detail(cell) for cell_row in cells.values() for cell in cell_row.values()]
+        print(on_screen("\n\n".join(details).split("\n")))
         return 0
 
 
@@ -70,31 +76,37 @@ def _plain(setting: Any) -> dict[str, Any]:
     return dataclasses.asdict(setting) if dataclasses.is_dataclass(setting) else dict(setting)  # type: ignore[arg-type]
 
 
-def _overview(committee: dict[str, dict[str, Any]]) -> str:
+def _overview(committee: dict[str, dict[str, Any]]) -> list[str]:
     header = ["preset", "data", "model", "epochs", "baseline", "rSGD", "eSGD", "rSGD x y"]
     rows = [
         [name, cells["sgd"].dataset, cells["sgd"].model, str(cells["sgd"].epochs), *(_error(cells[c]) for c in COLUMNS)]
         for name, cells in PRESETS.items()
     ]
     algorithms = [[name, text] for name, text in ALGORITHMS.items()]
-    return "\n".join(
-        [
-            "Table 1: test error (%) in the paper, with its spread",
-            "",
-            *_aligned([header, *rows]),
-            "",
-            "Algorithms, for any row (wideflat train PRESET --algorithm ...)",
-            "",
-            *_aligned(algorithms),
-            "",
-            "Committee machine, Appendix B.1",
-            "",
-            *(f"  {name}" for name in committee),
-            "",
-            "wideflat presets PRESET [--algorithm ...]    every hyper-parameter, which are not the paper's, and",
-            "                                             in what the authors' program differs (--as-coded)",
-        ]
-    )
+    return [
+        "Table 1: test error (%) in the paper, with its spread",
+        "",
+        *_as_wide_as_the_screen(header, rows),
+        "",
+        "Algorithms, for any row (wideflat train PRESET --algorithm ...)",
+        "",
+        *aligned(algorithms),
+        "",
+        "Committee machine, Appendix B.1",
+        "",
+        *(f"  {name}" for name in committee),
+        "",
+        "wideflat presets PRESET  every hyper-parameter, which are not the paper's, and in what the authors' program "
+        "differs (--as-coded)",
+    ]
+
+
+def _as_wide_as_the_screen(header: list[str], rows: list[list[str]]) -> list[str]:
+    """The table; on a narrow screen without data and network, which the names say too; on a very narrow one stacked."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    short_header, *short_rows = ([row[0], *row[3:]] for row in (header, *rows))
+    tables = [aligned([header, *rows]), aligned([short_header, *short_rows]), stacked(short_header, short_rows)]
+    return next((table for table in tables if len(max(table, key=len)) <= width), tables[-1])
 
 
 def _error(cell: Preset) -> str:
@@ -133,7 +145,7 @@ def _fields(cell: Preset) -> list[str]:
         if used or field.name in whose:
             table.append([f"  {field.name}", _value(value, field.name), whose.get(field.name, "")])
     table.append(["  passes over the data", str(cell.passes), ""])
-    return [line.rstrip() for line in _aligned(table)]
+    return [line.rstrip() for line in aligned(table)]
 
 
 def _as_coded(cell: Preset) -> list[str]:
@@ -141,7 +153,7 @@ def _as_coded(cell: Preset) -> list[str]:
     if not cell.coded:
         return ["  with --as-coded: the same; nothing of this cell is known to differ in the authors' program"]
     rows = [[f"    {field}", _value(getattr(cell, field), field), reason] for field, reason in cell.coded]
-    return ["  with --as-coded, as in the authors' program:", *_aligned(rows)]
+    return ["  with --as-coded, as in the authors' program:", *aligned(rows)]
 
 
 def _value(value: Any, field: str) -> str:
@@ -156,10 +168,5 @@ def _value(value: Any, field: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _committee_detail(name: str, setting: dict[str, Any]) -> str:
-    return "\n".join([name, *_aligned([[f"  {key}", str(value)] for key, value in setting.items()])])
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _committee_detail(name: str, setting: dict[str, Any]) -> list[str]:
+    return [name, *aligned([[f"  {key}", str(value)] for key, value in setting.items()])]

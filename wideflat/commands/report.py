@@ -27,11 +27,11 @@ class Command:
       wideflat report runs/a runs/b reproduction/fig1 --out comparison.html --title "Before and after"
     """
 
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH ...")] = (Path("runs"),)
     """Run directories, result files, or folders of them."""
     out: Path = Path("report.html")
     """The page to write."""
-    title: str = "wideflat report"
+    title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = "wideflat report"
     """Its heading."""
     json: bool = False
     """Print the summary as JSON."""

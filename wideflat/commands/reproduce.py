@@ -21,7 +21,7 @@ from wideflat.experiments.fig4 import Fig4Options
 from wideflat.experiments.fig5 import Fig5Options
 from wideflat.experiments.fig6 import Fig6Options
 from wideflat.experiments.fig7 import Fig7Options
-from wideflat.experiments.options import MaybeFloats, MaybeInt
+from wideflat.experiments.options import MaybeFloats, MaybeInt, Pairs
 from wideflat.experiments.table1 import Table1Options
 from wideflat.experiments.volume import VolumeOptions
 from wideflat.experiments.workers import Workers, slurm_parameters
@@ -104,13 +104,12 @@ class Command:
     json: bool = False
     """Print the comparison as JSON."""
     workers: MaybeInt = None
-    """Trainings at a time, each in a process with its share of the threads; 1: all in this process. When left out one a
-    core or GPU; on Slurm all; for the committee machine, whose trainings are spread over the cores by themselves, 1."""
+    """Trainings at a time, each in its own process; one a core or GPU when left out (Slurm: all; fig1, fig6: 1)."""
     retries: int = 2
     """How often a training that fails is started again."""
     engine: Literal["local", "slurm"] = "local"
     """Where the processes are: on this machine, or jobs of Slurm (pip install 'wideflat[sweep]')."""
-    slurm_options: tuple[str, ...] = ()
+    slurm_options: Pairs = ()
     """KEY=VALUE: what sbatch is to be told, such as partition=gpu timeout_min=600 mem_gb=16 cpus_per_task=4."""
 
     def run(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wideflat.data.catalogue import FACTS
-from wideflat.experiments.finding import Contrast, against, said
+from wideflat.experiments.finding import Contrast, against, listed, said
 from wideflat.experiments.statistics import Shown, mean_and_spread
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
@@ -61,6 +61,13 @@ class RunGroup:
     def errors(self, name: str) -> np.ndarray:
         """Errors at the end in percent, of the runs that are finished."""
         return np.array([100 * end[name] for end in self.ends if end.get(name) is not None], dtype=float)
+
+    @property
+    def passes(self) -> float | None:
+        """Over the data, of all replicas; None where the runs do not say."""
+        last = [rows[-1].get("passes") for run in self.runs.values() if (rows := run.metrics())]
+        known = [each for each in last if isinstance(each, (int, float))]
+        return max(known) if known else None
 
     def fair(self) -> bool:
         """Whether the paper's number may stand beside it: same data, as many epochs, and finished."""
@@ -111,7 +118,8 @@ def _name(groups: Sequence[RunGroup]) -> None:
 def table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[object]]]:
     """Columns and rows: every group, its errors, its difference from SGD and, where that is fair, from the paper."""
     paper = any(group.fair() and group.about.get("paper_error") is not None for group in groups)
-    columns = ["setting", "preset", "n", "epochs", "training error %", "test error %", "test error against SGD, points"]
+    columns = ["setting", "preset", "n", "epochs", "passes", "training error %", "test error %"]
+    columns += ["test error against SGD, points"]
     columns += ["paper %", "against the paper, points"] if paper else []
     rows = []
     for group in groups:
@@ -123,6 +131,7 @@ def table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[object]]]:
             if len(group.ends) == len(group.runs)
             else f"{len(group.ends)} of {len(group.runs)} finished",
             group.about.get("epochs", "–"),
+            "–" if group.passes is None else f"{group.passes:g}",
             mean_and_spread(group.errors("train_error")),
             mean_and_spread(errors),
             _shown(_against_sgd(group, groups)),
@@ -134,21 +143,29 @@ def table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[object]]]:
 
 
 def sentence(groups: Sequence[RunGroup]) -> str:
-    """Whose test error is lower than that of SGD, of the same preset, data and epochs."""
+    """Whose test error is lower than that of SGD, of the same preset and data; and how long each was trained."""
     clauses = []
     for reference in groups:
         if reference.about.get("algorithm") == "sgd":
+            others = [group for group in groups if group is not reference and _alike(group, reference)]
             rivals = {
-                group.label: Contrast.of(group.errors("test_error"), reference.errors("test_error"))
-                for group in groups
-                if group is not reference and _alike(group, reference)
+                group.label: Contrast.of(group.errors("test_error"), reference.errors("test_error")) for group in others
             }
-            clauses.append(against("SGD", f"test error of {reference.about.get('name', '')}", rivals))
+            what = f"test error of {reference.about.get('name', '')}{_lengths(reference, others)}"
+            clauses.append(against("SGD", what, rivals))
     return said(*clauses)
 
 
+def _lengths(reference: RunGroup, others: Sequence[RunGroup]) -> str:
+    """How many passes over the data each had, where they had not the same number: a comparison should say so."""
+    passes = {group.label: group.passes for group in (reference, *others)}
+    if None in passes.values() or len(set(passes.values())) == 1:
+        return ""
+    return f", after {listed([f'{count:g} ({label})' for label, count in passes.items()])} passes over the data,"
+
+
 def _alike(group: RunGroup, other: RunGroup) -> bool:
-    """Whether two groups trained the same network on the same data, for as many passes over them."""
+    """Whether two groups trained the same network on the same data."""
     same = all(group.about.get(name) == other.about.get(name) for name in ("name", "dataset", "model", "batch_size"))
     limits = [each.config.get("options", {}).get("limit_data") for each in (group, other)]
     return same and limits[0] == limits[1] and group.config.get("data") == other.config.get("data")

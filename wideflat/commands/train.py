@@ -21,7 +21,7 @@ from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.committee.settings import Setting
 from wideflat.data.own import is_own, load_own
-from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText
+from wideflat.experiments.options import Device, Ints, MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText, Pairs
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
 from wideflat.progress import Progress
@@ -109,11 +109,9 @@ class Command:
     resume: bool = True
     """Go on where the run stopped. --no-resume refuses a directory that holds a run already."""
     data: MaybePath = None
-    """Folder with the data set; by default $WIDEFLAT_DATA and the usual caches. Or data of your own, trained on with
-    the preset's network and settings: folder:PATH (a folder for each class) or npz:FILE (x_train, y_train, ...)."""
+    """Folder of the data set ($WIDEFLAT_DATA and the usual caches if left out); or your own: folder:PATH, npz:FILE."""
     build: MaybeText = None
-    """A network of your own: module:function, called with num_classes (and image_size, in_channels where it takes
-    them). Looked for in the current folder too."""
+    """A network of your own: module:function, called with num_classes (image_size, in_channels where it takes them)."""
     allow_altered: bool = False
     """Take data files that are well-formed but not the published ones, such as recompressed copies."""
     limit_data: MaybeInt = None
@@ -167,7 +165,7 @@ class Command:
     pixel_std: MaybeFloats = None
     """What each channel is divided by; by default the standard deviation over the training set."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Mixed precision."""
@@ -179,7 +177,7 @@ class Command:
     """Epochs between two evaluations on the test set; a run may go on with another number."""
     batch_norm_images: int = 10_000
     """Training images on which the batch norm of the center is refreshed for these; the final model uses all."""
-    snapshots: tuple[int, ...] = ()
+    snapshots: Ints = ()
     """Epochs at whose end the center is kept, for the flatness figures; 0 is before training."""
     checkpoint_minutes: float = 5.0
     """The state is saved after every epoch, and after so many minutes within one."""
@@ -201,7 +199,7 @@ class Command:
     """Of committee-...: how the training patterns are drawn."""
     patterns: int = 500
     """Of committee-...: how many training patterns."""
-    set: tuple[str, ...] = ()
+    set: Pairs = ()
     """Of committee-...: changes of the setting as NAME=VALUE, such as align=true dropout=0.3 polish_epochs=300."""
     json: bool = False
     """Print the result as JSON, and nothing else on standard output."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ def train_committee(
         print(f"{result}: {len(solutions)} restarts")
         for words, value in _in_words(solutions):
             print(f"  {words:<28}{value}")
+        print(f"  next: wideflat local-entropy {shlex.quote(str(run.path))}")
     return 0
 
 

@@ -39,7 +39,7 @@ from wideflat.energy.blocks import Block
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.profile import Interrupted, LocalEnergy
 from wideflat.energy.ranks import gathered, rank, world_size
-from wideflat.energy.request import BatchNorm, Noise, Plan, Request, plan
+from wideflat.energy.request import SIGMAS, BatchNorm, Noise, Plan, Request, plan
 from wideflat.energy.scales import Scale
 from wideflat.energy.selection import Selection
 from wideflat.energy.self_check import fast_path_differs
@@ -59,7 +59,7 @@ ROUND = 16
 def local_energy(
     model: nn.Module,
     data: Any,
-    sigmas: Sequence[float] | Tensor | np.ndarray,
+    sigmas: Sequence[float] | Tensor | np.ndarray = SIGMAS,
     *,
     noise: Noise = "auto",
     metric: Metric = "error",
@@ -84,7 +84,7 @@ def local_energy(
         data: The training data: tensors ``(inputs, targets)`` in memory, a data set, a ``DataLoader`` or any iterable
             of batches. Order and augmentation of a loader are the same in every pass. Batches that are not
             ``(inputs, targets)`` need ``forward``.
-        sigmas: Strengths of the noise.
+        sigmas: Strengths of the noise; 0, 0.05, ..., 0.5 when left out.
         noise: What shares one z: ``"batch"`` each batch, ``"example"`` each example (by local reparametrisation and
             Flipout, see :mod:`wideflat.energy.example_noise`), ``"pass"`` the whole data set, as in the paper; only the
             last gives the spread over perturbations. All three have the same expectation. ``"auto"`` (default) is

@@ -28,7 +28,7 @@ from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import unwritten
 from wideflat.seeds import as_seed
 
-__all__ = ["BatchNorm", "Noise", "Plan", "Request", "plan", "whole_passes"]
+__all__ = ["SIGMAS", "BatchNorm", "Noise", "Plan", "Request", "plan", "whole_passes"]
 
 Noise: TypeAlias = Literal["auto", "batch", "example", "pass"]
 BatchNorm: TypeAlias = Literal["eval", "recalibrate", "batch"]
@@ -39,6 +39,8 @@ DEFAULT_PASSES = {"batch": 2, "example": 2, "pass": 64}
 #: Small data are gone through until so many examples have been evaluated at a sigma (64 passes at most): the second
 #: that this takes makes a number of what two passes leave as noise.
 EVALUATIONS = 20_000
+#: Strengths of the noise where none are given.
+SIGMAS = tuple(k / 20 for k in range(11))
 #: Passes after which a target that was not reached is given up.
 MOST_PASSES = 1000
 #: More are never meant.

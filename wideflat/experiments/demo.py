@@ -12,7 +12,7 @@ Everything is computed from images that come with the package. What is in the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from wideflat.entropy_sgd import EntropySGD
 from wideflat.environment import environment
 from wideflat.experiments.experiment import Experiment
 from wideflat.experiments.fig1 import ITEM
-from wideflat.experiments.finding import Contrast, finding
+from wideflat.experiments.finding import Contrast, finding, listed
 from wideflat.experiments.statistics import mean_and_spread
 from wideflat.experiments.table import Table
 from wideflat.models import smallconvnet
@@ -54,6 +54,8 @@ SIGMAS = (0.0, 0.2, 0.4, 0.6, 0.8)
 PASSES = 24
 #: Where networks are compared by one number.
 AT_SIGMA, AT_VOLUME = 0.6, 0.5
+#: Training patterns of the committee machine.
+PATTERNS = 500
 #: Images of the free entropy: its price grows with their number to the power 1.5.
 VOLUME_IMAGES = 50
 
@@ -83,7 +85,7 @@ class Demo:
         settings = ("sgd-fast", "rsgd-fast", "esgd")
         # On the training subset of seed 0 some settings keep an image wrong, and have no local entropy; not on this.
         self.committee: Experiment = ITEM.open(
-            folder / "committee", True, restarts=restarts, seed=1, subsets=1, settings=settings
+            folder / "committee", True, restarts=restarts, seed=1, subsets=1, settings=settings, size=PATTERNS
         )
 
     # ---- computing
@@ -254,27 +256,35 @@ def train(
     return model.eval().requires_grad_(False)
 
 
-def sentence(networks: Table, restarts: Table | None = None) -> str:
-    """Entropy-SGD against SGD: which is flatter, which has the lower test error, as far as the numbers say.
+def sentence(networks: Table, restarts: Table | None = None, patterns: int = PATTERNS) -> str:
+    """Entropy-SGD against SGD: which is flatter, which has the lower test error, and at which training errors.
 
     Args:
         networks: Columns ``algorithm``, ``train_error``, ``energy`` and ``test_error``, in fractions.
-        restarts: The last two of the committee machine, by ``setting``.
+        restarts: The last two of the committee machine, by ``setting``, and the number of its ``train_errors``.
+        patterns: Of how many.
     """
-    cases = {}
+    cases, trained = {}, {}
     if restarts is not None:
         cases["the committee machine"] = [restarts.where(setting=name) for name in ("esgd", "sgd-fast")]
+        trained["the committee machine"] = [part["train_errors"] / patterns for part in cases["the committee machine"]]
     cases["the deep network"] = deep = [networks.where(algorithm=name) for name in ("Entropy-SGD", "SGD")]
+    trained["the deep network"] = [part["train_error"] for part in deep]
     energy, error = (
         {where: Contrast.of(*(100 * part[column] for part in parts)) for where, parts in cases.items()}
         for column in ("energy", "test_error")
     )
-    text = finding("Entropy-SGD", "SGD", energy, error)
-    trained = Contrast.of(*(part["train_error"] for part in deep))
-    if trained is None or not trained.sign:
-        return text
-    levels = " and ".join(f"{100 * float(np.mean(part['train_error'])):.1f}" for part in deep)
-    return f"{text.removesuffix('.')}, at different training errors of the deep network: {levels} %."
+    return _at(trained) + finding("Entropy-SGD", "SGD", energy, error)
+
+
+def _at(trained: Mapping[str, Sequence[np.ndarray]]) -> str:
+    """The training errors at which the two are compared; those of a network that has none are not listed."""
+    levels = {where: [100 * float(np.mean(part)) for part in parts if len(part)] for where, parts in trained.items()}
+    left = {where: means for where, means in levels.items() if len(means) == 2 and max(means) > 0}
+    if not left:
+        return "Without training errors " if any(len(means) == 2 for means in levels.values()) else ""
+    said = [f"{means[0]:.1f} against {means[1]:.1f} % in {where}" for where, means in left.items()]
+    return f"At training errors of {listed(said)} "
 
 
 def _images(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

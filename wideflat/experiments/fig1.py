@@ -51,8 +51,7 @@ class Fig1Options(CommitteeOptions):
     align: bool = False
     """Match the hidden units of the replicas before they are coupled."""
     gradient_scale: MaybeFloat = None
-    """What multiplies the gradient of the mean loss; 100 when left out, which with mini-batches of 100 makes it that of
-    the sum. The paper does not say, and flatness depends on it."""
+    """What multiplies the gradient of the mean loss; flatness depends on it. 100 when left out (a sum over a batch)."""
 
 
 def cases(options: Fig1Options, quick: bool, subsets: int) -> list[Case]:

@@ -69,8 +69,7 @@ class Fig7Options(TrainingOptions, Options):
     realisations: MaybeInt = None
     """Perturbations of each network (passes over the data); 64 when left out, 4 for other --noise (quick: 8)."""
     noise: Literal["pass", "batch", "example"] = "pass"
-    """What shares a perturbation: all images, as in the paper, so that the spread over perturbations is known; or a
-    batch or an image, which is faster."""
+    """What shares a perturbation: all images, as in the paper; or, faster and without a spread, a batch or an image."""
     dropouts: MaybeFloats = None
     """Dropout probabilities; 0, 0.25 and 0.5 when left out (quick: 0 and 0.5)."""
     batch_sizes: MaybeInts = None

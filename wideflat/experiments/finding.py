@@ -104,21 +104,22 @@ def finding(
     Example:
         >>> clear, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> finding("Entropy-SGD", "SGD", {"the MLP": clear}, {"the MLP": even})
-        "Entropy-SGD ends in flatter minima than SGD in the MLP (error under noise -2.0 ± 1.0 points); its test error
-        cannot be told from SGD's in the MLP (+0.5 ± 1.5) (± 95 %, n = 3)."
+        'Entropy-SGD ends in flatter minima than SGD in the MLP (error under noise -2.0 ± 1.0 points); test errors
+        cannot be told apart (+0.5 ± 1.5) (± 95 %, n = 3).'
     """
-    shapes = {-1: "flatter minima than", 1: "sharper minima than", 0: "minima neither flatter nor sharper than"}
-    verbs = {-1: "is lower than", 1: "is higher than", 0: "cannot be told from"}
-    sides = {sign: f"{verb} {reference}'s" for sign, verb in verbs.items()}
-    clauses = []
     known = {where: contrast for where, contrast in flatness.items() if contrast is not None}
-    if known:
-        words = {sign: f"in {word} {reference}" for sign, word in shapes.items()}
-        clauses.append(f"{name} ends {_by_sign(known, words, 'error under noise ', ' points')}")
     errors = {where: contrast for where, contrast in error.items() if contrast is not None}
-    if errors:
-        its = "its" if clauses else f"{name}'s"
-        clauses.append(f"{its} test error {_by_sign(errors, sides)}")
+    clauses = []
+    if known:
+        words = {-1: f"ends in flatter minima than {reference}", 1: f"ends in sharper minima than {reference}"}
+        words[0] = f"is neither flatter nor sharper than {reference}"
+        clauses.append(f"{name} {_by_sign(known, words, 'error under noise ', ' points')}")
+    if errors and all(contrast.sign == 0 for contrast in errors.values()):
+        clauses.append(f"test errors cannot be told apart ({listed([each.brief() for each in errors.values()])})")
+    elif errors:
+        whose = "its" if clauses else f"{name}'s"
+        words = {-1: f"is lower than {reference}'s", 1: f"is higher than {reference}'s"}
+        clauses.append(f"{whose} test error {_by_sign(errors, words)}")
     if not clauses:
         return f"Nothing is known yet about {name} against {reference}."
     counts = sorted({count for contrast in (*known.values(), *errors.values()) for count in contrast.n})
@@ -127,15 +128,21 @@ def finding(
 
 def _by_sign(contrasts: Mapping[str, Contrast], words: Mapping[int, str], before: str = "", after: str = "") -> str:
     """The networks by what is found in them, the clear findings first; ``before`` and ``after`` stand once."""
-    clauses = []
-    for sign in sorted({contrast.sign for contrast in contrasts.values()}, key=lambda sign: (sign == 0, sign)):
+    signs = sorted({contrast.sign for contrast in contrasts.values()}, key=lambda sign: (sign == 0, sign))
+    text = ""
+    for sign in signs:
         places = []
         for where, contrast in contrasts.items():
             if contrast.sign == sign:
                 places.append(f"{where} ({before}{contrast.brief()}{after})")
                 before = after = ""
-        clauses.append(f"{words[sign]} in {listed(places)}")
-    return ", and ".join(clauses)
+        if not text:
+            text = f"{words[sign]} in {listed(places)}"
+        elif sign:
+            text += f", and {words[sign]} in {listed(places)}"
+        else:
+            text += f", but no difference shows in {listed(places)}"
+    return text
 
 
 def against(reference: str, what: str, contrasts: Mapping[str, Contrast | None], unit: str = "points") -> str:

@@ -17,6 +17,8 @@ from tyro.extras import literal_type_from_choices
 from wideflat.entropy.measure import METHODS
 
 __all__ = [
+    "Device",
+    "Ints",
     "MaybeFloat",
     "MaybeFloats",
     "MaybeInt",
@@ -26,6 +28,9 @@ __all__ = [
     "MaybeTexts",
     "Method",
     "Options",
+    "Pairs",
+    "Parameters",
+    "Paths",
     "chosen",
 ]
 
@@ -34,6 +39,13 @@ if TYPE_CHECKING:
 else:
     #: A method of the local entropy.
     Method = literal_type_from_choices(list(METHODS))
+
+# What is empty when left out shows no default either.
+Ints = Annotated[tuple[int, ...], arg(metavar="INT ...", help_behavior_hint="")]
+Paths = Annotated[tuple[Path, ...], arg(metavar="PATH ...", help_behavior_hint="")]
+Pairs = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...", help_behavior_hint="")]
+Device = Annotated[str, arg(metavar="DEVICE")]
+Parameters = Annotated[str, arg(metavar="WHICH")]
 
 MaybeInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 MaybeFloat = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]

@@ -68,8 +68,7 @@ class MomentOptions(ProfileOptions):
     """Options of items that follow the local energy along the training."""
 
     moments: MaybeFloats = None
-    """Parts of the training, up to 1, at which flatness is measured; 0.1, 0.3, 0.6, 0.8 and 1 when left out (quick: 0.5
-    and 1)."""
+    """Parts of the training where flatness is measured; 0.1, 0.3, 0.6, 0.8 and 1 when left out (quick: 0.5 and 1)."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the figure

@@ -120,7 +120,9 @@ class OnePass:
             betas = [float(beta) for beta in group["betas"]]
             decay = float(group["weight_decay"])
             rule = AdamRule(lr, *betas, float(group["eps"]), decay, pull, float(settings["alpha"]), scale)
-            rule.decoupled, rule.maximize = group["decoupled_weight_decay"], group["maximize"]
+            # a key of torch 2.7 and later; before, the class said it
+            rule.decoupled = group.get("decoupled_weight_decay", isinstance(inner, torch.optim.AdamW))
+            rule.maximize = group["maximize"]
             each.step(part.gradients, counts, rule, noise if scale else None, int(settings["step"]))
         return True
 

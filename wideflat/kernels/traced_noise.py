@@ -40,6 +40,8 @@ def _signed(number: int) -> int:
 
 def _shifted(number: Tensor, bits: int) -> Tensor:
     """Shifted to the right as a number without a sign."""
+    if not bits:  # the mask would be all 64 bits, which is no number of torch's
+        return number
     return (number >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -13,6 +13,7 @@ import gzip
 import html
 import json
 import math
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
     if chart.kind == "distribution":
         x |= {
             "tickvals": list(range(len(chart.series))),
-            "ticktext": [f"{_plain(series.label)}<br>n = {len(series.y)}" for series in chart.series],
+            "ticktext": [f"{_lines(series.label)}<br>n = {len(series.y)}" for series in chart.series],
             "range": [-0.5, len(chart.series) - 0.3],
             "showgrid": False,
         }
@@ -190,6 +191,12 @@ def _layout(chart: Chart) -> dict[str, Any]:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "dragmode": "zoom",
     }
+
+
+def _lines(label: str) -> str:
+    """A name below its column, broken at hyphens: one that does not fit would not be shown."""
+    lines = textwrap.wrap(label.replace("-", "- "), 24)
+    return "<br>".join(_plain(line.replace("- ", "-")) for line in lines)
 
 
 def _logarithmic() -> dict[str, Any]:

@@ -68,9 +68,15 @@ async function enliven(figure) {
   const setLog = async (on) => {
     logButton.setAttribute("aria-pressed", String(on));
     if (bands.length) await Plotly.restyle(live, { y: on ? clipped : unclipped }, bands);
-    await Plotly.relayout(live, { "yaxis.type": on ? "log" : "linear", "yaxis.tickformat": on ? "~g" : "", "yaxis.nticks": on ? 6 : 0, ...everything() });
+    await Plotly.relayout(live, { "yaxis.type": on ? "log" : "linear", "yaxis.tickformat": on ? "~g" : "", "yaxis.nticks": on ? 6 : 0, "yaxis.dtick": null, ...everything() });
   };
-  if (given.layout.yaxis.type === "log" && bands.length) await setLog(true);
+  // Of a decade or two the labels 9, 8, 7 would touch each other: 1, 2 and 5 alone.
+  live.on("plotly_relayout", () => {
+    const { type, range } = live._fullLayout.yaxis, decades = Math.abs(range[1] - range[0]);
+    const wanted = type === "log" && decades > 0.8 && decades < 2.5 ? "D2" : null;
+    if ((live.layout.yaxis.dtick ?? null) !== wanted) Plotly.relayout(live, { "yaxis.dtick": wanted });
+  });
+  if (given.layout.yaxis.type === "log") await setLog(true);
 
   const picture = (format) => {
     const layout = { ...dressed(live.layout, LIGHT), paper_bgcolor: "#ffffff", showlegend: given.data.some((t) => t.meta.part === "line" || t.meta.part === "points"),

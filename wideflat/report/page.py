@@ -90,7 +90,7 @@ class Page:
             "<tr>" + "".join(f"<td{kind}>{_text(entry)}</td>" for kind, entry in zip(kinds, row, strict=True)) + "</tr>"
             for row in rows
         )
-        top = f"<caption>{explained(caption, self._met)}</caption>" if caption else ""
+        top = f"<caption><span>{explained(caption, self._met)}</span></caption>" if caption else ""
         self._body.append(
             f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption or "table")}"><table>{top}'
             f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"

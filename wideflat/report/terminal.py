@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
-__all__ = ["aligned", "print_table"]
+__all__ = ["aligned", "on_screen", "print_table", "stacked"]
 
 
 def print_table(
@@ -30,6 +33,9 @@ def print_table(
         esgd      6.7
     """
     cells = [[str(entry) for entry in row] for row in rows]
+    if sys.stdout.isatty() and _needed(columns, cells) > shutil.get_terminal_size().columns:
+        print(on_screen([*([title] if title else []), *stacked(columns, cells)]))
+        return
     if sys.stdout.isatty():
         try:
             from rich.console import Console
@@ -51,12 +57,56 @@ def print_table(
         print(line)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of text as lines with aligned columns.
+def _needed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """The width of a table whose headings are broken between words, and whose entries are not broken."""
+    words = [max(map(len, column.split()), default=0) for column in columns]
+    return sum(max(word, *(len(row[k]) for row in rows)) if rows else word for k, word in enumerate(words)) + (
+        3 * len(columns) + 1
+    )
+
+
+def stacked(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table that is too wide for the terminal, row by row: the first entry, and the others below it.
 
     Example:
-        >>> aligned([["a", "bc"], ["def", "g"]])
-        ['a    bc', 'def  g']
+        >>> stacked(["setting", "error"], [["sgd-fast", "8.8 ± 0.3"], ["esgd", ""]])
+        ['sgd-fast', '  error: 8.8 ± 0.3', 'esgd']
     """
+    lines = []
+    for row in rows:
+        lines += [row[0], *(f"  {name}: {entry}" for name, entry in zip(columns[1:], row[1:], strict=True) if entry)]
+    return lines
+
+
+def aligned(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
+    """Rows of text as lines with aligned columns, to the left or to the right.
+
+    Example:
+        >>> aligned([["a", "bc"], ["def", "g"]]), aligned([["a", "bc"], ["def", "g"]], right=True)
+        (['a    bc', 'def  g'], ['  a  bc', 'def   g'])
+    """
+    side = ">" if right else "<"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return ["  ".join(f"{e:{side}{width}}" for e, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def on_screen(lines: Sequence[str]) -> str:
+    """Lines as they fit into the terminal, where one that is too long goes on below; in a pipe as they were."""
+    if not sys.stdout.isatty():
+        return "\n".join(lines)
+    width = shutil.get_terminal_size().columns
+    return "\n".join(part for line in lines for part in _broken(line, width))
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """A line in pieces, the later ones under its last column where there is room.
+
+    Example:
+        >>> _broken("  lr   0.1  as in the paper", 20), _broken("short", 20)
+        (['  lr   0.1  as in', '      the paper'], ['short'])
+    """
+    if len(line) <= width:
+        return [line]
+    margin = max((gap.end() for gap in re.finditer(r"^ +| {2,}", line)), default=0)
+    margin = margin if margin < width // 2 else 6
+    return textwrap.wrap(line, width, subsequent_indent=" " * margin, break_long_words=False, break_on_hyphens=False)

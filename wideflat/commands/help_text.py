@@ -1,0 +1,107 @@
+"""Help pages as wide as the terminal: words are never broken, the examples can still be pasted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["as_wide_as_the_screen", "fitted", "joined", "screen_width", "without_colours_if_asked"]
+
+_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def screen_width() -> int:
+    """Columns of the terminal (``$COLUMNS`` wins), at least 40."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+@contextlib.contextmanager
+def as_wide_as_the_screen(wanted: bool) -> Iterator[None]:
+    """What the block prints, if it is a help page, is fitted into the terminal; tyro fits its boxes alone."""
+    if not wanted:
+        yield
+        return
+    page = _Page()
+    try:
+        with contextlib.redirect_stdout(page):
+            yield
+    finally:
+        print(fitted(page.getvalue(), screen_width()), end="")
+
+
+class _Page(io.StringIO):
+    """What looks to tyro like the real output: colours and boxes hang on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._screen = sys.stdout
+
+    def isatty(self) -> bool:
+        return self._screen.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._screen, "encoding", None) or "utf-8"
+
+
+@contextlib.contextmanager
+def without_colours_if_asked() -> Iterator[None]:
+    """Inside, tyro has no colours where ``NO_COLOR`` is set: it looks at ``TERM`` alone."""
+    before = os.environ.get("TERM")
+    if not os.environ.get("NO_COLOR") or before is None:
+        yield
+        return
+    os.environ["TERM"] = "dumb"
+    try:
+        yield
+    finally:
+        os.environ["TERM"] = before
+
+
+def joined(text: str) -> str:
+    r"""A docstring with every paragraph on one line; indented lines, the examples, stay.
+
+    Example:
+        >>> joined("One\ntwo.\n\nExamples:\n  wideflat demo")
+        'One two.\n\nExamples:\n  wideflat demo'
+    """
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+
+
+def fitted(text: str, width: int) -> str:
+    r"""Lines of text in at most ``width`` columns.
+
+    Indented lines are examples: one that is too long goes on behind a backslash, and what explains it (two spaces after
+    it) stands below it. Lines of boxes are left alone.
+
+    Example:
+        >>> print(fitted("One two three four.\n  wideflat train --algorithm esgd  what it does", 28))
+        One two three four.
+          wideflat train \
+              --algorithm esgd
+              what it does
+    """
+    return "\n".join(part for line in text.split("\n") for part in _lines(line, width))
+
+
+def _lines(line: str, width: int) -> list[str]:
+    if len(_COLOURS.sub("", line)) <= width or line.lstrip()[0] in "│╭╰":
+        return [line]
+    if not line.startswith("  "):
+        return textwrap.wrap(line, width, **_WHOLE)
+    margin = " " * (len(line) - len(line.lstrip()))
+    command, *explanation = re.split(r" {2,}", line.strip(), maxsplit=1)
+    lines = textwrap.wrap(command, width - len(margin) - 2, subsequent_indent="    ", **_WHOLE)
+    return [
+        *(f"{margin}{line} \\" for line in lines[:-1]),
+        margin + lines[-1],
+        *(f"{margin}    {words}" for words in explanation),
+    ]
