@@ -121,20 +121,22 @@ def without_shared(names: list[str]) -> tuple[list[str], str]:
 
     Example:
         >>> without_shared(["net.h.0.lora.default", "net.h.1.lora_B.default"])
-        (['0.lora', '1.lora_B'], 'net.h. ... .default')
+        (['h.0.lora', 'h.1.lora_B'], 'net. ... .default')
         >>> without_shared(["conv1", "conv2"]), without_shared(["net.0", "net"]), without_shared(["net.0"])
         ((['conv1', 'conv2'], ''), (['net.0', 'net'], ''), (['net.0'], ''))
     """
     parts = [name.split(".") for name in names]
     most = min(map(len, parts)) - 1 if len(parts) > 1 else 0
     begin = next((k for k in range(most) if len({part[k] for part in parts}) > 1), most)
+    if begin and any(part[begin][:1].isdigit() for part in parts):  # a number says nothing alone
+        begin -= 1
     end = next((k for k in range(most - begin) if len({part[-1 - k] for part in parts}) > 1), most - begin)
     words = (
         "".join(f"{part}." for part in parts[0][:begin]),
         "".join(f".{part}" for part in parts[0][len(parts[0]) - end :]),
     )
     short = [".".join(part[begin : len(part) - end]) for part in parts]
-    return short, " ... ".join(word for word in words if word) if all(words) else "".join(words)
+    return short, " ... ".join(words) if all(words) else "".join(words)
 
 
 def _shift(page: Page, results: dict[str, Any]) -> None:
@@ -181,6 +183,8 @@ def _worst(page: Page, results: dict[str, Any]) -> None:
         "of the weights (relative to their size): a lower bound of the worst. The average is that of noise of the same "
         "sigma."
     )
+    if (found["average"].mean <= 0).any():
+        caption += " An average that is not above 0 has no place on this axis."
     page.charts(Chart("worst", "Worst case and average", "sigma", f"growth of the {c['metric']}", series,
                       caption=caption, y_scale="log"))  # fmt: skip
 

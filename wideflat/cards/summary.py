@@ -43,7 +43,19 @@ def _in_units(value: float, stderr: float | None, units: tuple[float, str]) -> s
     factor, unit = units
     if stderr is None:
         return f"{factor * value:.4g}{unit}"
-    return f"{as_exact_as(factor * value, factor * stderr)} ± {factor * stderr:.2g}{unit}"
+    return f"{with_bar(factor * value, factor * stderr)}{unit}"
+
+
+def with_bar(value: float, bar: float) -> str:
+    """A number and its error bar, both to the second digit of the bar.
+
+    Example:
+        >>> with_bar(4.02, 1.0), with_bar(-0.01113, 0.3975), with_bar(6.08e-6, 1.5e-6), with_bar(2.5, 0.0)
+        ('4.0 ± 1.0', '-0.01 ± 0.40', '6.08e-06 ± 1.5e-06', '2.5 ± 0')
+    """
+    exact = as_exact_as(value, bar)
+    digits = len(exact.partition(".")[2])
+    return f"{exact} ± {f'{bar:.{digits}f}' if 'e' not in exact and 1e-4 <= bar < 1e6 else f'{bar:.2g}'}"
 
 
 def as_exact_as(value: float, bar: float) -> str:
@@ -180,8 +192,8 @@ def crossed(point: Integration) -> str:
 def bounds(point: Integration) -> tuple[str, str]:
     """Both bounds of log Z, each to the second digit of its error."""
     return (
-        f"{as_exact_as(point.lower, point.lower_stderr)} ± {point.lower_stderr:.2g}",
-        f"{as_exact_as(point.upper, point.upper_stderr)} ± {point.upper_stderr:.2g}",
+        with_bar(point.lower, point.lower_stderr),
+        with_bar(point.upper, point.upper_stderr),
     )
 
 
