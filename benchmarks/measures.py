@@ -2,6 +2,7 @@
 
     python benchmarks/measures.py            a few minutes on two idle cores
     python benchmarks/measures.py --quick    the same with fewer points and examples
+    python benchmarks/measures.py --cpu      CPU time of one thread, which other work on the machine changes little
 
     slice      21 x 21 points around SmallConvNet against: write the weights, evaluate all data, for each point; the
                same with channels last in memory; and the products alone that every point needs for itself
@@ -31,15 +32,17 @@ from torch.utils.data import DataLoader, Dataset
 import wideflat
 from wideflat.models import smallconvnet
 
+clock: Callable[[], float] = time.perf_counter
+
 
 def alternately(repeats: int, **works: Callable[[], object]) -> dict[str, float]:
     """The best of some times of each work, in seconds."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(repeats):
         for name, work in works.items():
-            start = time.perf_counter()
+            start = clock()
             work()
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], clock() - start)
     return best
 
 
@@ -275,7 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer points and examples")
     parser.add_argument("--only", nargs="*", choices=["slice", "spectrum", "layers", "cost"], default=None)
+    parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
     chosen = parser.parse_args()
+    if chosen.cpu:
+        global clock
+        clock = time.process_time
+        torch.set_num_threads(1)
     print(describe())
     tables = {"slice": slice_table, "spectrum": spectrum_table, "layers": layers_table, "cost": cost_table}
     for name in chosen.only or tables:

@@ -30,10 +30,12 @@ def results():
         "solutions": solutions,
         "volume": wideflat.free_entropy(model, data, [0.1], quick=True, progress=False),
         "shift": wideflat.shift_profile(model, data, quantize=[8, 4]),
+        "spectrum": wideflat.spectrum(model, data, probes=2, steps=4, progress=False),
+        "slice": wideflat.slices(model, data, positions=[-1.0, 0.0, 1.0], progress=False),
     }
 
 
-@pytest.mark.parametrize("name", ["profile", "curve", "solutions", "volume", "shift"])
+@pytest.mark.parametrize("name", ["profile", "curve", "solutions", "volume", "shift", "spectrum", "slice"])
 def test_a_cell_shows_a_table_with_a_figure_and_the_terminal_the_table(results, name):
     result = results[name]
     page = result._repr_html_()
@@ -43,7 +45,7 @@ def test_a_cell_shows_a_table_with_a_figure_and_the_terminal_the_table(results, 
     assert "tensor(" not in repr(result) and "array(" not in repr(result)
 
 
-@pytest.mark.parametrize("name", ["profile", "curve", "solutions", "volume", "shift"])
+@pytest.mark.parametrize("name", ["profile", "curve", "solutions", "volume", "shift", "spectrum", "slice"])
 def test_to_pandas_has_every_row(results, name):
     pandas = pytest.importorskip("pandas")
     frame = results[name].to_pandas()

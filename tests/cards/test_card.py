@@ -39,7 +39,7 @@ def test_numbers_that_json_does_not_have_come_back(measured, tmp_path):
 
 def test_words(measured):
     text, page = str(measured), measured._repr_html_()
-    for words in ("local energy, relative noise", "4 bits", "worst case", "trace", "log Z between", "LLC"):
+    for words in ("local energy, relative noise", "4 bits", "worst case", "trace", "log Z at least", "LLC"):
         assert words in text and words in page
     assert "net &lt;1&gt;" in page and "<1>" not in page
     assert measured.headline.startswith("error 0.0 ± 1.6 % at the weights")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from wideflat import Card, card
+from wideflat import Card, card, progress
 from wideflat.cards import measures, measuring
+from wideflat.cards.measures import MEASURES, Measure
 from wideflat.cards.measuring import Interrupted
 from wideflat.energy.profile import LocalEnergy
 
@@ -103,7 +104,32 @@ def test_progress_says_what_is_running_and_what_is_left(subject, monkeypatch):
     replaced(monkeypatch, relative=fake(0.1), filter=fake(0.1))
     card(*subject, quick=True, progress=False)
     shown = [figures for figures in seen if figures]
-    assert shown[0] == {"now": "local energy, relative noise", "left": "filter"} and shown[1]["left"] == "nothing"
+    assert shown[:2] == [{"now": "relative", "then": "filter"}, {"now": "filter", "then": "done"}]
+
+
+def test_a_line_of_progress_has_80_columns(subject, monkeypatch, capsys):
+    """All measures, a while later; then the rounds that the minutes are spent on."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.Progress, "plain_interval", -1.0)
+
+    def slow(mean):
+        def run(subject, seed, minutes):
+            now[0] += 400.0
+            return fake(mean)(subject, seed, minutes)
+
+        return run
+
+    names = [measure.name for measure in MEASURES]
+    records = [
+        Measure(n, n, LocalEnergy, 100, slow(0.2), join=lambda a, b: a, uncertainty=lambda _: 0.1) for n in names
+    ]
+    monkeypatch.setattr(measuring, "MEASURES", tuple(records))
+    card(*subject, quick=True, minutes=100)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 15 and max(map(len, lines)) <= 80
+    assert lines[1].endswith("now relative  then filter and 6 more") and "left" in lines[1]
+    assert lines[9].endswith("now entropy, round 2  then 40.0 min more")
 
 
 def test_the_network_is_left_as_it_was(subject, measured):

@@ -9,6 +9,8 @@ from wideflat import ShiftProfile, Slice
 from wideflat.cards.card import Entry
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.page import verdict
+from wideflat.cards.summary import bounds, crossed
+from wideflat.entropy.volume import Integration
 
 
 def test_the_page_has_every_section_and_loads_nothing(measured):
@@ -43,3 +45,10 @@ def test_a_change_that_does_what_noise_does_is_called_so_also_without_error_bars
     assert verdict(found, 0) == "as noise"
     found.mean = np.ones(1)
     assert verdict(found, 0) == "worse than noise"
+
+
+def test_bounds_that_noise_has_put_the_wrong_way_round_are_explained():
+    near = Integration(0.1, 1.0, np.nan, np.nan, np.nan, lower=-0.47, lower_stderr=0.01, upper=-0.53, upper_stderr=0.03)
+    assert bounds(near) == ("-0.470 ± 0.010", "-0.530 ± 0.030") and "closer to each other" in crossed(near)
+    far = dataclasses.replace(near, lower=0.0)
+    assert "by more than their errors" in crossed(far) and crossed(dataclasses.replace(near, upper=-0.4)) == ""

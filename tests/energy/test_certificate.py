@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from wideflat import LocalEnergy, local_energy
+from wideflat import LocalEnergy, local_energy, shift_profile
 from wideflat.energy.certificate import certified_accuracy
 
 
@@ -76,3 +76,20 @@ def test_limits_and_refusals():
         LocalEnergy([0.5], [0.1], [0.0], 0.1, conventions={"metric": "loss"}).certified(0.1)
     with pytest.raises(ValueError, match="only Gaussian noise"):
         LocalEnergy([0.5], [0.1], [0.0], 0.1, conventions={"measure": "worst case (relative)"}).certified(0.1)
+
+
+def test_a_measured_shift_has_one_row_a_position():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    x = torch.randn(50, 4)
+    data = x, model(x).argmax(1)
+    noise = local_energy(model, data, [0.1, 0.3], scale="layer", progress=False)
+    bits = shift_profile(model, data, quantize=[8, 6], scale="layer", noise=False, progress=False)
+    found = noise.certified(bits)
+    assert found.shape == (2, 2) and (found[0] > 0).all()
+    assert found[1].tolist() == noise.certified(float(bits.scaled_lengths[1])).tolist()
+    with pytest.raises(ValueError, match="scale is 'relative' for the shift and 'layer' for the noise"):
+        noise.certified(shift_profile(model, data, quantize=[8], noise=False, progress=False))
+    part = local_energy(model, data, [0.1], scale="layer", parameters="0[.].*", progress=False)
+    with pytest.raises(ValueError, match="of what the noise does not move"):
+        part.certified(bits)

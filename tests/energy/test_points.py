@@ -38,6 +38,7 @@ def test_one_number_a_batch_counts_by_its_examples():
     assert np.isnan(Sample(np.ones((1, 1)), np.ones(1)).stderr[0])
 
 
-def test_one_more_wrong_answer_is_known_for_examples_of_one_answer_only():
+def test_one_more_wrong_answer_is_the_least_share_that_was_seen():
     assert Sample(np.array([[0.0, 1.0, 0.0, 0.0]]), np.ones(4)).one_more == 0.25
-    assert Sample(np.array([[0.0, 0.5, 1.0, 0.0]]), np.ones(4)).one_more == 0.0  # shares of the words of a sentence
+    assert Sample(np.array([[0.0, 0.5, 0.75, 0.0]]), np.ones(4)).one_more == 0.0625  # words of sentences of four
+    assert Sample(np.zeros((2, 4)), np.ones(4)).one_more == 0.25

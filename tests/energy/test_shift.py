@@ -152,6 +152,8 @@ def test_save_load_print_and_plot(tmp_path):
         ({"quantize": [4.5]}, "bits must be whole numbers"),
         ({"quantize": [1]}, "bits must be whole numbers >= 2"),
         ({"prune": [2.0]}, "between 0 and 1"),
+        ({"prune": [0.5], "per": "channel"}, "is for quantize=, not for prune="),
+        ({"quantize": [4], "per": "channels"}, 'did you mean "channel"'),
         ({"quantize": [4], "positions": [0.5]}, "positions are for other weights"),
         ({"other": {"0.weight": torch.ones(8, 4)}}, "same network; it has no 0.bias"),
         ({"other": {**network().state_dict(), "lora": torch.ones(1)}}, "the network has no lora"),

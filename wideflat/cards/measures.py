@@ -65,7 +65,7 @@ class Measure:
         name: Its key in the card.
         title: What it is, in a few words.
         kind: What its results are.
-        cost: Passes over the examples of the dear measures that it takes, roughly.
+        cost: Its share of the time, roughly, as seen for a small convolutional network and a language model.
         run: Measures a subject; the second argument is the seed, the third the minutes that are left, if limited.
         parts: Whether the result is several of its kind, by name.
         join: Makes one result of two with other seeds; None where more work does not make it more exact.
@@ -114,6 +114,7 @@ def _at_the_weights(subject: Subject, seed: int, _: float | None) -> AtTheWeight
 def _profile(scale: str) -> Callable[[Subject, int, float | None], LocalEnergy]:
     def run(subject: Subject, seed: int, _: float | None) -> LocalEnergy:
         passes = _passes(subject, of="examples") if isinstance(subject.many, list) else None  # of a loader
+        passes = subject.effort.passes or passes
         return local_energy(
             subject.model, subject.many, subject.effort.sigmas, metric=subject.metric, scale=scale, seed=seed,
             progress=False, max_passes=passes, **subject.options,
@@ -233,19 +234,19 @@ def _joined_layers(a: dict[str, LocalEnergy], b: dict[str, LocalEnergy]) -> dict
 
 #: In the order in which they are measured: the cheap and most asked for first.
 MEASURES = (
-    Measure("at_w", "error and loss", AtTheWeights, 8, _at_the_weights),
+    Measure("at_w", "error and loss", AtTheWeights, 2, _at_the_weights),
     Measure("relative", "local energy, relative noise", LocalEnergy, 200, _profile("relative"), join=pooled,
             uncertainty=_relative),
     Measure("filter", "local energy, filter noise", LocalEnergy, 200, _profile("filter"), join=pooled,
             uncertainty=_relative),
-    Measure("layers", "layer profile", LocalEnergy, 40, _layers, parts=True, join=_joined_layers,
+    Measure("layers", "layer profile", LocalEnergy, 60, _layers, parts=True, join=_joined_layers,
             uncertainty=_relative_of_layers),
-    Measure("shift", "rounded and pruned", ShiftProfile, 130, _shift, parts=True),
-    Measure("worst", "worst case", LocalEnergy, 620, _worst, parts=True),
-    Measure("spectrum", "spectrum of the Hessian", Spectrum, 350, _spectrum, join=Spectrum.joined,
+    Measure("shift", "rounded and pruned", ShiftProfile, 30, _shift, parts=True),
+    Measure("worst", "worst case", LocalEnergy, 80, _worst, parts=True),
+    Measure("spectrum", "spectrum of the Hessian", Spectrum, 60, _spectrum, join=Spectrum.joined,
             uncertainty=_relative_trace),
-    Measure("slice", "slice of the loss", Slice, 225, _slice),
-    Measure("entropy", "free entropy", FreeEntropy, 300, _entropy),
+    Measure("slice", "slice of the loss", Slice, 20, _slice),
+    Measure("entropy", "free entropy", FreeEntropy, 60, _entropy),
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ __all__ = ["Interrupted", "card"]
 
 #: A relative error bar that is small enough.
 ENOUGH = 0.01
+#: Passes of a local energy in one round where time is limited: all measures come once before any is made more exact.
+PASSES = 4
 
 
 class Interrupted(interruption.Interrupted):
@@ -103,7 +105,7 @@ def card(
         raise TypeError(f"against must be a Card, such as Card.load(path) gives; got {type(against).__name__}")
     if batch_norm != "eval":
         raise ValueError(f'a card is measured with batch_norm="eval", got {batch_norm!r}')
-    effort = QUICK if quick else Effort()
+    effort = replace(QUICK if quick else Effort(), passes=None if minutes is None else PASSES)
     _, words = select_parameters(model, parameters)
     subject = Subject.of(model, data, effort, metric, loss, examples, forward, batch_norm, parameters, seed)
     about = {"architecture": architecture(model), "batch_norm": batch_norm, "parameters": words, **subject.conventions}
@@ -126,13 +128,26 @@ def compare_with(found: Card, other: Card) -> bool:
     return True
 
 
+def shortly(left: Sequence[Measure]) -> str:
+    """The measures that are left, so that a line of progress has room for it: the next ones, and how many more.
+
+    Example:
+        >>> shortly(MEASURES[1:]), shortly(MEASURES[-2:]), shortly([])
+        ('relative and 7 more', 'slice, entropy', 'done')
+    """
+    if len(left) > 2:
+        return f"{left[0].name} and {len(left) - 1} more"
+    return ", ".join(measure.name for measure in left) or "done"
+
+
 class _Measurement:
     """One call of :func:`card`."""
 
     def __init__(self, subject: Subject, card: Card, minutes: float | None, progress: bool) -> None:
         self.subject, self.card = subject, card
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
-        self.bar = Progress("card", sum(measure.cost for measure in MEASURES), enabled=progress)
+        self.bar = Progress("card", 100, enabled=progress)
+        self._unit = 100 / sum(measure.cost for measure in MEASURES)
 
     def run(self) -> None:
         """All measures once, then again where it is worth most."""
@@ -141,12 +156,13 @@ class _Measurement:
             with self.bar:
                 done = 0.0
                 for k, running in enumerate(MEASURES):
-                    self._show(done, running, MEASURES[k + 1 :])
+                    self.bar.update(round(done * self._unit), now=running.name, then=shortly(MEASURES[k + 1 :]))
                     self._first(running)
                     done += running.cost
                 while (again := self._next()) is not None:
                     running = again
-                    self._show(done, running, ())
+                    words = f"{running.name}, round {self.card.entries[running.name].rounds + 1}"
+                    self.bar.update(100, now=words, then=f"{(self._left or 0) / 60:.1f} min more")
                     self._again(running)
         except KeyboardInterrupt:
             for measure in MEASURES:
@@ -154,10 +170,6 @@ class _Measurement:
                 if entry.result is None and not entry.reason:
                     entry.reason = "interrupted" if measure is running else "interrupted before it"
             raise Interrupted(self.card) from None
-
-    def _show(self, done: float, running: Measure, left: tuple[Measure, ...]) -> None:
-        words = ", ".join(measure.name for measure in left) or "nothing"
-        self.bar.update(done, now=running.title, left=words)
 
     @property
     def _left(self) -> float | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.measures import MEASURES, AtTheWeights
-from wideflat.cards.summary import amount, growth, lines_of, reach
+from wideflat.cards.summary import amount, bounds, crossed, growth, lines_of, reach
 from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shift import ShiftProfile
@@ -27,9 +27,11 @@ __all__ = ["page_of", "verdict"]
 def page_of(card: Card) -> str:
     """The page as HTML."""
     c = card.conventions
-    about = [str(c.get("architecture", "")), f"{c['examples']} examples" if "examples" in c else ""]
-    about += [str(c.get("date", "")), f"measured in {card.seconds:.0f} s"]
-    finding = card.headline[:1].upper() + card.headline[1:] + "."
+    chosen = str(c.get("parameters", "all"))
+    about = [str(c.get("architecture", "")), f"of its parameters: {chosen}" if chosen != "all" else ""]
+    about += [f"{c['examples']} examples" if "examples" in c else ""]
+    about += [_day(str(c.get("date", ""))), f"measured in {card.seconds:.0f} s"]
+    finding = _sentence(card.headline)
     page = Page(f"Card of {card.title}", " · ".join(part for part in about if part), finding)
     if card.comparison:
         page.section("Beside another")
@@ -46,6 +48,19 @@ def page_of(card: Card) -> str:
                 page.paragraph(f"No {words}: {card.refused[name]}", "warning")
     _conventions(page, card)
     return page.html()
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}{'' if words.endswith('.') else '.'}"
+
+
+def _day(date: str) -> str:
+    """A date without what nobody reads.
+
+    >>> _day("2026-11-18T14:02:15+00:00"), _day("")
+    ('2026-11-18 14:02 UTC', '')
+    """
+    return f"{date[:10]} {date[11:16]} UTC" if date.endswith("+00:00") else date
 
 
 def _at_w(page: Page, results: dict[str, Any]) -> None:
@@ -83,6 +98,7 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
     first = next(iter(found.values()))
     metric, sigma = first.conventions["metric"], float(first.sigmas[0])
     height = max(max(float(profile.mean[0]) for profile in found.values()), 1e-12)
+    names, shared = without_shared(list(found))
     rows = [
         [
             name or "(the network itself)",
@@ -90,13 +106,37 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
             growth(float(profile.mean[0]), float(profile.stderr[0]), metric),
             "█" * max(0, round(12 * float(profile.mean[0]) / height)) or "·",
         ]
-        for name, profile in found.items()
+        for name, profile in zip(names, found.values(), strict=True)
     ]
     page.table(
         ["layer", "weights", f"growth of the {metric}", "share"],
         rows,
-        f"relative noise of sigma = {sigma:g} on one layer alone, in the order of the network",
+        f"relative noise of sigma = {sigma:g} on one layer alone, in the order of the network"
+        + (f"; all names are within {shared}" if shared else ""),
     )
+
+
+def without_shared(names: list[str]) -> tuple[list[str], str]:
+    """Names of layers without what all of them begin and end with, and that, with dots for what is between.
+
+    Example:
+        >>> without_shared(["net.h.0.lora.default", "net.h.1.lora_B.default"])
+        (['h.0.lora', 'h.1.lora_B'], 'net. ... .default')
+        >>> without_shared(["conv1", "conv2"]), without_shared(["net.0", "net"]), without_shared(["net.0"])
+        ((['conv1', 'conv2'], ''), (['net.0', 'net'], ''), (['net.0'], ''))
+    """
+    parts = [name.split(".") for name in names]
+    most = min(map(len, parts)) - 1 if len(parts) > 1 else 0
+    begin = next((k for k in range(most) if len({part[k] for part in parts}) > 1), most)
+    if begin and any(part[begin][:1].isdigit() for part in parts):  # a number says nothing alone
+        begin -= 1
+    end = next((k for k in range(most - begin) if len({part[-1 - k] for part in parts}) > 1), most - begin)
+    words = (
+        "".join(f"{part}." for part in parts[0][:begin]),
+        "".join(f".{part}" for part in parts[0][len(parts[0]) - end :]),
+    )
+    short = [".".join(part[begin : len(part) - end]) for part in parts]
+    return short, " ... ".join(words) if all(words) else "".join(words)
 
 
 def _shift(page: Page, results: dict[str, Any]) -> None:
@@ -143,6 +183,8 @@ def _worst(page: Page, results: dict[str, Any]) -> None:
         "of the weights (relative to their size): a lower bound of the worst. The average is that of noise of the same "
         "sigma."
     )
+    if (found["average"].mean <= 0).any():
+        caption += " An average that is not above 0 has no place on this axis."
     page.charts(Chart("worst", "Worst case and average", "sigma", f"growth of the {c['metric']}", series,
                       caption=caption, y_scale="log"))  # fmt: skip
 
@@ -169,7 +211,7 @@ def _spectrum(page: Page, results: dict[str, Any]) -> None:
     words = "The error of an eigenvalue is its residual; of the trace there is the interval at 95 % over probes."
     page.paragraph(words, "quiet")
     for note in found.conventions.get("notes", []):
-        page.paragraph(note, "quiet")
+        page.paragraph(_sentence(note), "quiet")
 
 
 def _slice(page: Page, results: dict[str, Any]) -> None:
@@ -187,14 +229,15 @@ def _entropy(page: Page, results: dict[str, Any]) -> None:
     rows = [
         [
             f"{p.sigma:g}",
-            f"{p.lower:.4g} ± {p.lower_stderr:.1g}",
-            f"{p.upper:.4g} ± {p.upper_stderr:.1g}",
+            *bounds(p),
             f"{p.llc[-1]:.3g} ± {p.llc_stderr[-1]:.1g}" if p.llc else "",
         ]
         for p in found.points
     ]
     page.table(["sigma", "log Z at least", "log Z at most", "learning coefficient"], rows)
     page.paragraph(f"The two bounds of the free entropy, with their errors over chains: {found.about()}.", "quiet")
+    for words in {crossed(p) for p in found.points} - {""}:
+        page.paragraph(_sentence(words), "quiet")
 
 
 def _conventions(page: Page, card: Card) -> None:

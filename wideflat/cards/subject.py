@@ -48,6 +48,7 @@ class Effort:
         fractions: Of the shift table.
         entropy_sigma: Of the free entropy.
         entropy_examples: How many examples the free entropy sees at most.
+        passes: Of the local energies over their examples, in one round; chosen by them when left out.
     """
 
     flops: float = 4e9
@@ -56,16 +57,17 @@ class Effort:
     worst_sigmas: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05)
     worst_steps: int = 12
     restarts: int = 1
-    probes: int = 4
+    probes: int = 8
     steps: int = 24
     points: int = 15
     bits: tuple[int, ...] = (8, 6, 4, 3, 2)
     fractions: tuple[float, ...] = (0.3, 0.6, 0.9)
     entropy_sigma: float = 0.1
     entropy_examples: int = 256
+    passes: int | None = None
 
 
-QUICK = Effort(flops=1e9, worst_sigmas=(0.01, 0.02, 0.05), worst_steps=6, restarts=0, probes=3, steps=16, points=9,
+QUICK = Effort(flops=1e9, worst_sigmas=(0.01, 0.02, 0.05), worst_steps=6, restarts=0, steps=16, points=9,
                entropy_examples=64)  # fmt: skip
 
 
@@ -125,7 +127,7 @@ class Subject:
             "few": seen,
             "fewest": least,
             "data": digest,
-            "quick": effort == QUICK,
+            "quick": effort.flops == QUICK.flops,
             "seed": seed,
         }
         return cls(model, many, part, fewest, effort, metric, loss, options, seed, words)

@@ -13,9 +13,10 @@ from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shift import ShiftProfile
 from wideflat.energy.slices import Slice
+from wideflat.entropy.volume import Integration
 from wideflat.entropy.volumes import FreeEntropy
 
-__all__ = ["amount", "growth", "headline", "lines_of", "reach"]
+__all__ = ["amount", "bounds", "crossed", "growth", "headline", "lines_of", "reach"]
 
 
 def amount(value: float, stderr: float | None, metric: str) -> str:
@@ -42,7 +43,19 @@ def _in_units(value: float, stderr: float | None, units: tuple[float, str]) -> s
     factor, unit = units
     if stderr is None:
         return f"{factor * value:.4g}{unit}"
-    return f"{as_exact_as(factor * value, factor * stderr)} ± {factor * stderr:.2g}{unit}"
+    return f"{with_bar(factor * value, factor * stderr)}{unit}"
+
+
+def with_bar(value: float, bar: float) -> str:
+    """A number and its error bar, both to the second digit of the bar.
+
+    Example:
+        >>> with_bar(4.02, 1.0), with_bar(-0.01113, 0.3975), with_bar(6.08e-6, 1.5e-6), with_bar(2.5, 0.0)
+        ('4.0 ± 1.0', '-0.01 ± 0.40', '6.08e-06 ± 1.5e-06', '2.5 ± 0')
+    """
+    exact = as_exact_as(value, bar)
+    digits = len(exact.partition(".")[2])
+    return f"{exact} ± {f'{bar:.{digits}f}' if 'e' not in exact and 1e-4 <= bar < 1e6 else f'{bar:.2g}'}"
 
 
 def as_exact_as(value: float, bar: float) -> str:
@@ -51,8 +64,10 @@ def as_exact_as(value: float, bar: float) -> str:
     Example:
         >>> as_exact_as(-0.01113, 0.14), as_exact_as(416.02, 3.0), as_exact_as(2.5, 0.0), as_exact_as(1e-9, 0.2)
         ('-0.01', '416.0', '2.5', '0.00')
+        >>> as_exact_as(6.08e-6, 1.5e-6)
+        '6.08e-06'
     """
-    if not (math.isfinite(value) and math.isfinite(bar) and bar > 0) or abs(value) > 1e6 or bar < 1e-6:
+    if not (math.isfinite(value) and math.isfinite(bar) and bar > 0) or abs(value) > 1e6 or bar < 1e-4:
         return f"{value:.4g}"
     digits = max(0, 1 - math.floor(math.log10(float(f"{bar:.2g}"))))
     return f"{round(value, digits) + 0.0:.{digits}f}"
@@ -165,14 +180,30 @@ def _slice(found: Slice) -> list[str]:
     return str(found).splitlines()[:1]
 
 
+def crossed(point: Integration) -> str:
+    """What to say of bounds that are the wrong way round; nothing of others."""
+    if not point.lower > point.upper:
+        return ""
+    if point.lower - point.upper <= 3 * math.hypot(point.lower_stderr, point.upper_stderr):
+        return "the two bounds are closer to each other than their errors are large"
+    return "the lower bound is above the upper one by more than their errors: measure the free entropy itself"
+
+
+def bounds(point: Integration) -> tuple[str, str]:
+    """Both bounds of log Z, each to the second digit of its error."""
+    return (
+        with_bar(point.lower, point.lower_stderr),
+        with_bar(point.upper, point.upper_stderr),
+    )
+
+
 def _entropy(found: FreeEntropy) -> list[str]:
     lines = []
     for point in found.points:
         llc = f"; LLC {point.llc[-1]:.3g} ± {point.llc_stderr[-1]:.1g}" if point.llc else ""
-        lines.append(
-            f"sigma {point.sigma:g}: log Z between {point.lower:.4g} ± {point.lower_stderr:.1g} and {point.upper:.4g} "
-            f"± {point.upper_stderr:.1g}{llc}"
-        )
+        at_least, at_most = bounds(point)
+        lines.append(f"sigma {point.sigma:g}: log Z at least {at_least}, at most {at_most}{llc}")
+        lines += [words] if (words := crossed(point)) else []
         lines += [reason for name, reason in zip(point.flags, point.reasons, strict=True) if name != "quick"]
     return lines
 

@@ -17,11 +17,15 @@ It speaks of the *noisy* network at w + delta, not of the network at w + delta i
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
-__all__ = ["certified_accuracy"]
+from wideflat.checks import number
+
+__all__ = ["certified_accuracy", "lengths_of"]
 
 
 def certified_accuracy(p: float, length: float, sigma: float) -> float:
@@ -43,3 +47,28 @@ def certified_accuracy(p: float, length: float, sigma: float) -> float:
         return 0.0
     quantile = math.inf if p == 1 else NormalDist().inv_cdf(p)
     return float(np.clip(NormalDist().cdf(quantile - length / sigma), 0.0, 1.0))
+
+
+def lengths_of(shift: Any, profile: Mapping[str, Any]) -> np.ndarray:
+    """|delta / a| of a change, or of each of several.
+
+    Args:
+        shift: A length; or what :func:`wideflat.shift_profile` has measured, with one for each position.
+        profile: The conventions of the noise that is to certify it.
+
+    Raises:
+        ValueError: If the change was measured for another scale, network or other weights than the noise moves.
+    """
+    if not hasattr(shift, "scaled_lengths"):
+        endless = isinstance(shift, float) and shift == math.inf
+        return np.array([shift if endless else number("shift, a length,", shift, 0)])
+    theirs = shift.conventions
+    for name in ("scale", "architecture"):
+        if theirs.get(name) != profile.get(name, theirs.get(name)):
+            raise ValueError(f"{name} is {theirs.get(name)!r} for the shift and {profile.get(name)!r} for the noise")
+    if profile.get("parameters", "all") not in ("all", theirs.get("parameters")):
+        raise ValueError(
+            f"the shift moves {theirs.get('parameters')} and the noise {profile['parameters']}: of what the noise does "
+            'not move it says nothing; measure it with parameters="all"'
+        )
+    return np.asarray(shift.scaled_lengths)

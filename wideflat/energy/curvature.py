@@ -36,14 +36,15 @@ from wideflat.energy.profile import LocalEnergy, check_sigmas
 from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection
 from wideflat.files import atomic_write, read_json
+from wideflat.notebook import Result
 from wideflat.progress import Progress
 from wideflat.seeds import as_seed
 
 __all__ = ["Curvature", "curvature"]
 
 
-@dataclass
-class Curvature:
+@dataclass(repr=False)
+class Curvature(Result):
     """Largest eigenvalues and trace of the Hessian, with the conventions under which they were computed.
 
     Attributes:
@@ -87,6 +88,12 @@ class Curvature:
             return cls(**{**content, **{name: array(name, content[name]) for name in ("eigenvalues", "residuals")}})
 
         return read_json(path, "curvature file", made)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        return {"eigenvalue": self.eigenvalues.tolist(), "residual": self.residuals.tolist()}
+
+    def _remarks(self) -> list[str]:
+        return str(self).splitlines()[1:]
 
     def __str__(self) -> str:
         values = ", ".join(f"{value:.4g}" for value in self.eigenvalues)

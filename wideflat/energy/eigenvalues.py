@@ -18,6 +18,7 @@ import torch
 from wideflat.checks import instance, number, numbers_of
 from wideflat.checks.records import array, reading
 from wideflat.files import atomic_write, read_json
+from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Density", "Spectrum"]
 
@@ -43,8 +44,8 @@ class Density:
     width: float
 
 
-@dataclass
-class Spectrum:
+@dataclass(repr=False)
+class Spectrum(Result):
     """Eigenvalues of a matrix of second derivatives, as far as random probes see them.
 
     Attributes:
@@ -204,10 +205,7 @@ class Spectrum:
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the density over eigenvalues, logarithmically, with its interval; returns the axes of matplotlib."""
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
+        ax = axes_or_new(ax)
         found = self.density()
         (line,) = ax.plot(found.points, found.mean, label=label, **style)
         ax.fill_between(found.points, found.lower, found.upper, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -232,6 +230,12 @@ class Spectrum:
             *c.get("notes", []),
         ]
         return "; ".join(part for part in parts if part)
+
+    def _columns(self) -> dict[str, list[Any]]:
+        return {"eigenvalue": self.eigenvalues.tolist(), "residual": self.residuals.tolist()}
+
+    def _remarks(self) -> list[str]:
+        return str(self).splitlines()[1:]
 
     def __str__(self) -> str:
         top = ", ".join(f"{v:.4g} +- {r:.1g}" for v, r in zip(self.eigenvalues, self.residuals, strict=True))

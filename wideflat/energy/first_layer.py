@@ -111,7 +111,7 @@ class FirstLayer(TorchFunctionMode):
         if known is None or known[0] != self._point[:-1]:
             total = products[0]
             for t, more in zip(self._point, products[1:], strict=False):
-                total = torch.add(total, more, alpha=t)
+                total = torch.add(total, more, alpha=t, out=None if known is None else known[1])
             known = self._rows[key] = self._point[:-1], total
         return known[1]
 

@@ -1,13 +1,14 @@
 r"""A network on the line or plane w + x d_1 + y d_2, one batch at many points.
 
 The layer that sees the input is linear in x and y, so three of its products serve every point
-(:mod:`wideflat.energy.first_layer`), and batch norm is folded into convolutions where the network allows it. Whether
-that gives the outputs of the plain way (write the weights, run) is tried on a few examples before anything is measured;
-where it does not, the plain way is taken.
+(:mod:`wideflat.energy.first_layer`), maxima are pooled by a faster way (:mod:`wideflat.energy.pooling`), and batch norm
+is folded into convolutions where the network allows it. Whether that gives the outputs of the plain way (write the
+weights, run) is tried on a few examples before anything is measured; where it does not, the plain way is taken.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.first_layer import FirstLayer
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.metrics import scores
+from wideflat.energy.pooling import FastPooling
 from wideflat.energy.shared_noise import SharedNoise
 
 __all__ = ["Plane"]
@@ -48,9 +50,12 @@ class Plane:
         self.notes: list[str] = []
         self._batch: Any = None
         self._plain = False
+        self._pooling: FastPooling | None = FastPooling()
         self._prepare(cloned(evaluation.load(first.batch)))
         if not self._agrees(truncated(first.batch, min(LOOK, first.size)), min(LOOK, first.size)):
             self._take_plain_way()
+        elif self._pooling is not None and not self._pooling.seen:
+            self._pooling = None
 
     def _prepare(self, batch: Any) -> None:
         evaluation = self.evaluation
@@ -66,7 +71,7 @@ class Plane:
         return [change.flattened(direction) for direction in self.directions]
 
     def _take_plain_way(self) -> None:
-        self._plain, self._first = True, None
+        self._plain, self._first, self._pooling = True, None, None
         self.evaluation.module = self.evaluation.model
         self._change = SharedNoise(self.evaluation.model, self.names, in_place=True)
         self._ways = self._flattened(self._change)
@@ -119,10 +124,12 @@ class Plane:
         if isinstance(self.evaluation.module, FoldedNetwork):
             self.evaluation.module.refold()
         batch = cloned(self._batch) if self._plain else self._batch
-        if self._first is None:
-            return self.evaluation.outputs(batch)
-        self._first.at(*point)
-        with self._first:
+        with contextlib.ExitStack() as ways:
+            if self._pooling is not None:
+                ways.enter_context(self._pooling)
+            if self._first is not None:
+                self._first.at(*point)
+                ways.enter_context(self._first)
             return self.evaluation.outputs(batch)
 
 

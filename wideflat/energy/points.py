@@ -65,8 +65,14 @@ class Sample:
 
     @property
     def one_more(self) -> float:
-        """What one more wrong answer adds to the mean of an error; 0 where an example has many answers, not one."""
-        return 1 / float(self.weights.sum()) if np.isin(self.values, (0.0, 1.0)).all() else 0.0
+        """What one more wrong answer adds to the mean of an error.
+
+        An example of many answers (the words of a sentence) has the share of wrong ones: one answer is the least of it
+        that was seen to be wrong, or to be right.
+        """
+        shares = np.concatenate([self.values.ravel(), 1 - self.values.ravel()])
+        seen = shares[shares > 1e-9]
+        return float(seen.min()) / float(self.weights.sum()) if len(seen) else 0.0
 
     def contrast(self, matrix: np.ndarray) -> Sample:
         """Linear combinations of points, example by example."""

@@ -15,7 +15,7 @@ from torch import nn
 from wideflat import interruption
 from wideflat.checks import instance, number, numbers_of
 from wideflat.checks.records import array, reading, share
-from wideflat.energy.certificate import certified_accuracy
+from wideflat.energy.certificate import certified_accuracy, lengths_of
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
 from wideflat.files import atomic_write, read_json
@@ -232,14 +232,15 @@ class LocalEnergy(Result):
         """
         return crossing(self.sigmas, self.mean, self.covariance, self.degrees_of_freedom, amount, confidence)
 
-    def certified(self, shift: float, confidence: float = 0.95) -> np.ndarray:
+    def certified(self, shift: Any, confidence: float = 0.95) -> np.ndarray:
         """Least accuracy under noise after *any* change of the weights of a given length, at each sigma, shape (S,).
 
         A(w + delta) >= Phi(Phi^-1(p) - |delta / a| / sigma) for the accuracy A under noise of scale a, with p a lower
         confidence limit of A(w). It is about the noisy network at w + delta; see :mod:`wideflat.energy.certificate`.
 
         Args:
-            shift: The length |delta / a|: the root of the sum of squares of the change of each weight over its a.
+            shift: The length |delta / a|: the root of the sum of squares of the change of each weight over its a. Or a
+                :class:`wideflat.ShiftProfile` of the same scale: then there is one row a position, shape (P, S).
             confidence: Of each value on its own, one-sided.
         """
         if self.conventions.get("metric", "error") != "error":
@@ -248,7 +249,7 @@ class LocalEnergy(Result):
             )
         if self.conventions.get("measure", "local energy") != "local energy":
             raise ValueError(f"only Gaussian noise certifies something; this is {self.conventions['measure']!r}")
-        shift = shift if shift == math.inf else number("shift, a length,", shift, 0)
+        lengths = lengths_of(shift, self.conventions)
         confidence = number("confidence", confidence)
         if not 0.5 <= confidence < 1:
             raise ValueError(f"confidence must be at least 0.5 and below 1, got {confidence}")
@@ -257,7 +258,9 @@ class LocalEnergy(Result):
         with np.errstate(invalid="ignore"):
             p = 1 - self.energy - np.where(stderr == 0, 0.0, quantile * stderr)
         p = np.where(np.isnan(p), 0.0, p)
-        return np.array([certified_accuracy(*row) for row in zip(p, np.full(len(p), shift), self.sigmas, strict=True)])
+        pairs = list(zip(p, self.sigmas, strict=True))
+        found = np.array([[certified_accuracy(share, length, sigma) for share, sigma in pairs] for length in lengths])
+        return found if hasattr(shift, "scaled_lengths") else found[0]
 
     # ---- on disk
 

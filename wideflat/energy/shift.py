@@ -251,6 +251,8 @@ def shift_profile(
     if len(chosen) != 1:
         raise ValueError(f"give exactly one of other=, quantize= and prune=; got {' and '.join(chosen) or 'none'}")
     kind = chosen[0]
+    if choice("per", per, ("tensor", "channel")) != "tensor" and kind != "quantize":
+        raise ValueError(f'per="{per}" is for quantize=, not for {kind}=')
     begun = opened(
         model, data, metric, parameters or ("all" if kind == "other" else "weights"), batch_norm=batch_norm,
         forward=forward, batch_size=batch_size, seed=seed, statistics=("eval", "recalibrate", "batch"),

@@ -39,7 +39,7 @@ from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import unwritten
 from wideflat.files import atomic_write, read_json
 from wideflat.kernels.float64 import fetched, squared_length
-from wideflat.notebook import axes_or_new
+from wideflat.notebook import Result, axes_or_new
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -48,8 +48,8 @@ __all__ = ["Slice", "slices"]
 _WORDS = ("random", "filter", "eigenvectors")
 
 
-@dataclass
-class Slice:
+@dataclass(repr=False)
+class Slice(Result):
     """The metric on a line or a grid through the weights.
 
     Attributes:
@@ -153,6 +153,14 @@ class Slice:
             return drawn.update_layout(xaxis_title="x", yaxis_title="y", yaxis_scaleanchor="x")
         drawn = go.Figure(go.Surface(**shown, hovertemplate=hover, colorbar_title=label))
         return drawn.update_layout(scene={"xaxis_title": "x", "yaxis_title": "y", "zaxis_title": label})
+
+    def _columns(self) -> dict[str, list[Any]]:
+        points = list(itertools.product(self.positions.tolist(), repeat=self.mean.ndim))
+        places = {name: [point[k] for point in points] for k, name in enumerate(("x", "y")[: self.mean.ndim])}
+        return {**places, "mean": self.mean.flatten().tolist(), "stderr": self.stderr.flatten().tolist()}
+
+    def _remarks(self) -> list[str]:
+        return [f"E(w) = {self.baseline:.5g}", self.about() if self.conventions else ""]
 
     def about(self) -> str:
         """What is shown, in one line."""

@@ -87,7 +87,9 @@ class Page:
             for kind, name in zip(kinds, columns, strict=True)
         )
         body = "\n".join(
-            "<tr>" + "".join(f"<td{kind}>{_text(entry)}</td>" for kind, entry in zip(kinds, row, strict=True)) + "</tr>"
+            "<tr>"
+            + "".join(f"<td{kind}>{_foldable(entry)}</td>" for kind, entry in zip(kinds, row, strict=True))
+            + "</tr>"
             for row in rows
         )
         top = f"<caption><span>{explained(caption, self._met)}</span></caption>" if caption else ""
@@ -255,6 +257,16 @@ def _pressed(chart: Chart) -> str:
 
 def _text(value: object) -> str:
     return html.escape(str(value), quote=True)
+
+
+def _foldable(value: object) -> str:
+    """An entry of a table; a long name without spaces may be folded after its dots.
+
+    >>> _foldable("transformer.h.0.ln_1"), _foldable(0.25)
+    ('transformer.<wbr>h.<wbr>0.<wbr>ln_1', '0.25')
+    """
+    text = _text(value)
+    return text.replace(".", ".<wbr>") if len(text) > 16 and " " not in text else text
 
 
 def _looks_numeric(value: object) -> bool:
