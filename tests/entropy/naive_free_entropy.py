@@ -92,6 +92,28 @@ def variance_of_means(nodes):
     return found
 
 
+def second_opinion(energy, v0, sigma, seed, log_z, stderr, top):
+    """log Z from points alone, its error, and what it adds to that of the chains' value."""
+
+    def counting(v):
+        w = [math.exp(-energy.beta * (x - min(v))) for x in v]
+        return sum(w) ** 2 / sum(x**2 for x in w)
+
+    v = list(v0)
+    if counting(v) < len(v) / 32:
+        return math.nan, math.nan, 0.0
+    while counting(v) < 64 and len(v) < 1024:
+        wanted = min(1024, math.ceil(len(v) * min(4.0, max(1.25, 64 / counting(v)))))
+        while len(v) < wanted:
+            generator = stream(seed, "point", repr(sigma), len(v))[0]
+            v.append(energy.value(torch.tensor(gaussian(generator, energy.size))))
+    value = math.log(sum(math.exp(-energy.beta * x) for x in v) / len(v))
+    error = math.sqrt(max(0.0, 1 / counting(v) - 1 / len(v)))
+    below = sum(x < sorted(v)[2] for x in top) / len(top)
+    known = counting(v) >= 16 and below <= 0.5
+    return value, error, max(0.0, abs(value - log_z) - math.hypot(error, stderr)) if known else 0.0
+
+
 def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=128, seed=0):
     """log Z, stderr, dof, gap, gap_stderr, drift, quadrature, d*/N and the lower and upper bound."""
     beta, N = energy.beta, energy.size
@@ -147,9 +169,15 @@ def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=128, seed
     halves = [
         np.mean([np.mean(n[k]["V"][keep // 2 :]) - np.mean(n[k]["V"][: keep // 2]) for n in every]) for k in range(K)
     ]
+    log_z = base + np.mean(totals)
+    stderr = math.sqrt(statistical2 + quadrature**2 + (max(0, abs(gap) - gap_stderr) / 2) ** 2)
+    top = [v for nodes in every for v in nodes[-1]["V"]]
+    points_log_z, points_stderr, more = second_opinion(energy, v0, sigma, seed, log_z, stderr, top)
     return {
-        "log_z": base + np.mean(totals),
-        "stderr": math.sqrt(statistical2 + quadrature**2 + (max(0, abs(gap) - gap_stderr) / 2) ** 2),
+        "log_z": log_z,
+        "stderr": math.hypot(stderr, more),
+        "points_log_z": points_log_z,
+        "points_stderr": points_stderr,
         "dof": node_sum**2 / sum(part**2 / nu for part, nu in parts["both"]),
         "gap": gap,
         "gap_stderr": gap_stderr,
