@@ -6,8 +6,9 @@
     python benchmarks/free_entropy_coverage.py networks --runs 20           an MLP and a transformer, against long runs
     python benchmarks/free_entropy_coverage.py table                        the table alone, also into the document
 
-Every run is appended to a file (docs/free_entropy_coverage.csv, docs/free_entropy_traps.csv) as soon as it is done and never computed twice, so the
-work can be stopped and taken up again, or divided. The instances come from seeds that no threshold was chosen on.
+Every run is appended to a file (docs/free_entropy_coverage.csv, docs/free_entropy_traps.csv) as soon as it is done and
+never computed twice, so the work can be stopped and taken up again, or divided. The instances come from seeds that no
+threshold was chosen on.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from functools import cached_property
 
 import numpy as np
 
-
 __all__ = ["Opinion", "more_points", "outlying", "worth_asking"]
 
 #: The share of the first points that must count for more to be drawn.
