@@ -5,6 +5,8 @@
     python benchmarks/free_entropy.py convnet            SmallConvNet, n = 1,000, a flat and a sharp minimum: half an
                                                          hour, four times that with the rivals, the long runs a day
     python benchmarks/free_entropy.py convnet --images 200 --rivals 1 --long 10         the same on 200 images
+    python benchmarks/free_entropy.py convnet --minima flat --rivals 0 --long 0 --threads 2      the flat one alone
+    python benchmarks/free_entropy.py convnet --quick    whether it works: 40 images, short chains, a minute
     python benchmarks/free_entropy.py scaling            price over n, width and |log Z|, fitted; from short chains
     python benchmarks/free_entropy.py together           chains in one pass (vmap) against one after the other
     python benchmarks/free_entropy.py figure             docs/free_entropy.png
@@ -12,7 +14,8 @@
 SmallConvNet is trained here, on images of CIFAR-10 where $WIDEFLAT_DATA (or --data) has them, else on the embedded
 dresses and coats, until the mean loss is 0.005: sharp with SGD, lr 0.01, batch 250, momentum 0.9; flat with lr 0.05,
 batch 10, no momentum. Weights and results are kept in --folder: what was stopped goes on, what is there is only
-printed. The rivals are in ``free_entropy_rivals.py``. Times are processor seconds of this process.
+printed. The rivals are in ``free_entropy_rivals.py``. Times are processor seconds of this process; the last column of
+times is that of the clock, which means something on an idle machine.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from free_entropy_rivals import SGMCMC, rivals
-from machine import describe
+from machine import describe, into_document
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -161,7 +164,7 @@ def closed(options: argparse.Namespace) -> None:
         "quadratic, N = 300, 4 decades": forms.quadratic(rng, 300, 4),
         "monomials, N = 150": forms.monomials(rng, 150),
     }
-    print(f"SGLD: {'devinterp' if SGMCMC is not None else 'transcribed'}")
+    text = [f"SGLD: {'devinterp' if SGMCMC is not None else 'transcribed'}. {describe()}"]
     for name, energy in cases.items():
         errors: dict[str, list[float]] = {}
         stated, gradients = [], []
@@ -171,12 +174,17 @@ def closed(options: argparse.Namespace) -> None:
             gradients.append(found.gradients)
             for rival, value in {"wideflat": found.log_z, **rivals(energy, found, seed)}.items():
                 errors.setdefault(rival, []).append(value - energy.exact)
-        print(f"\n{name}: log Z = {energy.exact:.1f}, {np.mean(gradients):.0f} gradients, {options.seeds} seeds")
-        print("| | mean error | scatter | stated |\n|---|---|---|---|")
-        for rival, values in errors.items():
+        text += [f"\n{name}: log Z = {energy.exact:.1f}, {np.mean(gradients):.0f} gradients, {options.seeds} seeds\n"]
+        text += ["| | mean error | scatter | stated |", "|---|---|---|---|"]
+        for rival, every in errors.items():
+            values = [value for value in every if math.isfinite(value)]
+            lost = len(every) - len(values)
+            rival += f" (diverged in {lost} of {len(every)}, left out)" if lost else ""
             said = f"{np.mean(stated):.1f}" if rival == "wideflat" else ""
             scatter = f"{np.std(values):.1f}" if len(values) > 1 else ""
-            print(f"| {rival} | {np.mean(values):+.1f} | {scatter} | {said} |")
+            text += [f"| {rival} | {np.mean(values):+.1f} | {scatter} | {said} |"]
+    print("\n".join(text))
+    into_document(ROOT / "docs" / "free_entropy.md", "rivals", "\n".join(text))
 
 
 def convnet(options: argparse.Namespace) -> None:
@@ -184,16 +192,27 @@ def convnet(options: argparse.Namespace) -> None:
     x, y, name = images(n, options.data)
     folder = options.folder / f"{name}-{n}"
     print(f"\nSmallConvNet, {n} images of {name}, sigma = {sigma:g}")
-    heads = ["minimum", "<V>_0", "log Z", "stderr", "converged", "gradients", "processor minutes", "in passes"]
+    heads = [
+        "minimum",
+        "<V>_0",
+        "log Z",
+        "stderr",
+        "converged",
+        "gradients",
+        "processor minutes",
+        "in passes",
+        "minutes",
+    ]
     print(f"| {' | '.join(heads)} | long run | SGLD | AIS | Laplace | star |\n|{'---|' * (len(heads) + 5)}")
+    short = {"chains": 1, "burn": 4, "samples": 4, "points": 16} if options.quick else {}
     for kind in options.minima:
         model = trained(kind, x, y, folder / f"{kind}.pt")
         stem = f"{kind}-{sigma:g}"
-        found = measured(folder / f"{stem}.json", model, (x, y), sigma)
+        found = measured(folder / f"{stem}.json", model, (x, y), sigma, **short)
         point, about = found.points[0], found.conventions
         cells = [kind, f"{point.prior_mean:.0f}", f"{point.log_z:.2f}", f"{point.stderr:.2f}"]
         cells += ["yes" if point.converged else "no: " + ", ".join(point.flags), str(point.gradients)]
-        cells += [f"{about['cpu'] / 60:.1f}", f"{about['share']:.2f}"]
+        cells += [f"{about['cpu'] / 60:.1f}", f"{about['share']:.2f}", f"{point.seconds / 60:.1f}"]
         if options.long:
             effort = {"samples": 18 * options.long, "burn": 12 * min(options.long, 4), "seed": 1}
             long = measured(folder / f"{stem}-long{options.long}.json", model, (x, y), sigma, **effort).points[0]
@@ -345,8 +364,13 @@ if __name__ == "__main__":
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5], help="scaling: for |log Z|")
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10; $WIDEFLAT_DATA and the usual places by default")
     parser.add_argument("--folder", type=Path, default=Path("free-entropy-benchmark"), help="weights and results")
+    parser.add_argument("--threads", type=int, default=1, help="of one forward or backward pass")
+    parser.add_argument("--quick", action="store_true", help="convnet: short chains on 40 images, to see that it works")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(chosen.threads)
+    if chosen.quick:
+        chosen.images, chosen.minima, chosen.rivals, chosen.long = 40, ["flat"], 0.0, 0
+        chosen.folder = chosen.folder / "quick"
     print(describe())
     if chosen.what == "figure":
         figure(ROOT / "docs" / "free_entropy.png")

@@ -8,8 +8,12 @@ that lags has V too high going up and too low going down, so the two sides brack
     estimate  mean of the sides of  log Z(beta_low) - omega_0 <V>_0 - sum_k omega_k V_k
     SE^2      max( sum_k omega_k^2 var_k  over all chains,  variance of the 2R chain totals / 2R )
     SE_gap^2  sum_k omega_k^2 var_k  for each side alone, added
-    stderr^2  SE^2 + prior^2 + quadrature^2 + (max(0, |gap| - SE_gap)/2)^2
+    left      log(1 + t/T): t trajectories of the burn-in from w at a V below that of all T others at beta
+    stderr^2  SE^2 + prior^2 + quadrature^2 + (max(0, |gap| - SE_gap)/2)^2 + left^2
     dof       (sum_k omega_k^2 var_k)^2 / sum_k (omega_k^2 var_k)^2/nu_k
+
+Chains from the weights may leave a well there while they are not counted yet, and never find it again. Its share of the
+time is at least that which they were in it, if they would come back as soon as nothing more is looked at: ``left``.
 
 Where points alone know log Z roughly, what they are apart from it beyond both errors is added to the error too, and
 more than three errors are refused (:mod:`wideflat.entropy.second_opinion`).
@@ -36,6 +40,7 @@ import numpy as np
 
 from wideflat.entropy.chain_errors import autocorrelation_time, split_r_hat, variances
 from wideflat.entropy.gaussian_hmc import Trace
+from wideflat.entropy.second_opinion import FEWEST as FEWEST_POINTS
 from wideflat.entropy.second_opinion import Opinion
 from wideflat.entropy.temperatures import Grid, Prior
 from wideflat.entropy.volume import Integration
@@ -51,6 +56,8 @@ LARGEST_R_HAT, LEAST_BETWEEN = 2.2, 35.0
 CURVATURES = 4.0
 #: How far below all points, in beta V, a chain from the weights may come where points alone give the value.
 DEEPER = 3.0
+#: The largest share of the burn-in from the weights that may be spent below every sample.
+LONGEST_STAY = 0.5
 #: A chain that accepts less than this at one node is stuck.
 STUCK = 0.2
 
@@ -159,12 +166,13 @@ def _walked(prior: Prior, grid: Grid, up: _Side, down: _Side, sigma: float, size
     quadrature = grid.error(means)
     gap, gap_stderr = below.value - above.value, math.sqrt(above.parts.sum() + below.parts.sum())
     excess = max(0.0, abs(gap) - gap_stderr) / 2
+    left, stayed = _left(down, pooled[-1])
     var = variances(pooled)[0]
     found = Integration(
         sigma=sigma,
         beta=grid.high,
         log_z=value,
-        stderr=math.sqrt(statistical**2 + quadrature**2 + excess**2),
+        stderr=math.sqrt(statistical**2 + quadrature**2 + excess**2 + left**2),
         dof=both.dof,
         statistical=statistical,
         quadrature=quadrature,
@@ -187,12 +195,22 @@ def _walked(prior: Prior, grid: Grid, up: _Side, down: _Side, sigma: float, size
     found.diagnostics["node_gap"] = apart.tolist()
     found.diagnostics["contribution"] = np.sqrt(both.parts).tolist()
     found.flags = {**_refusals(found, size, [up, down], share), **_mixing(found, [up, down], both)}
+    if stayed > LONGEST_STAY and "gap" not in found.flags:
+        found.flags["gap"] = f"a well at the weights was left after {100 * stayed:.0f} % of the burn-in"
     return found
+
+
+def _left(down: _Side, samples: np.ndarray) -> tuple[float, float]:
+    """What a well at the weights may add that was left in the burn-in, and the share of the burn-in spent in it."""
+    burn = np.array([trace.before for trace in down.nodes[-1]], dtype=float)
+    inside = int((burn < samples.min()).sum())
+    return math.log1p(inside / (burn.size - inside + samples.size)), inside / max(1, burn.size)
 
 
 def _heed(found: Integration, opinion: Opinion, samples: np.ndarray) -> None:
     """What points alone say, against the value that was found with chains."""
-    found.points_log_z, found.points_stderr = opinion.log_z, opinion.stderr
+    if opinion.count >= FEWEST_POINTS:
+        found.points_log_z, found.points_stderr = opinion.log_z, opinion.stderr
     apart, contradicts = opinion.against(found.log_z, found.stderr, samples)
     found.stderr = math.hypot(found.stderr, apart)
     if contradicts:

@@ -204,15 +204,13 @@ class Walk:
         up, down = ([list(traces.values()) for traces in sides[name]] for name in ("up", "down"))
         return integrate(prior, grid, up, down, opinion=self._opinion(prior), **self._about())
 
-    def _opinion(self, prior: Prior) -> Opinion | None:
-        """What points alone say at beta, where that is worth asking."""
-        asked = self.beta, self.solutions
-        if not worth_asking(prior.values, *asked):
-            return None
-        count = len(prior.values)
-        while (more := more_points(np.array(self.values[:count]), *asked)) > count:
-            self._points(more)
-            count = more
+    def _opinion(self, prior: Prior) -> Opinion:
+        """What points alone say at beta: the usual ones, and more where that is worth asking."""
+        asked, count = (self.beta, self.solutions), len(prior.values)
+        if worth_asking(prior.values, *asked):
+            while (more := more_points(np.array(self.values[:count]), *asked)) > count:
+                self._points(more)
+                count = more
         return Opinion(np.array(self.values[:count]), *asked)
 
     def _about(self) -> dict[str, Any]:
