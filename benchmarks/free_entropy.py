@@ -6,7 +6,7 @@
                                                          hour, four times that with the rivals, the long runs a day
     python benchmarks/free_entropy.py convnet --images 200 --rivals 1 --long 10         the same on 200 images
     python benchmarks/free_entropy.py convnet --minima flat --rivals 0 --long 0 --threads 2      the flat one alone
-    python benchmarks/free_entropy.py convnet --quick    whether it works: 40 images, short chains, a minute
+    python benchmarks/free_entropy.py convnet --quick    whether it works: 100 images, short chains, a minute
     python benchmarks/free_entropy.py scaling            price over n, width and |log Z|, fitted; from short chains
     python benchmarks/free_entropy.py together           chains in one pass (vmap) against one after the other
     python benchmarks/free_entropy.py figure             docs/free_entropy.png
@@ -365,11 +365,11 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10; $WIDEFLAT_DATA and the usual places by default")
     parser.add_argument("--folder", type=Path, default=Path("free-entropy-benchmark"), help="weights and results")
     parser.add_argument("--threads", type=int, default=1, help="of one forward or backward pass")
-    parser.add_argument("--quick", action="store_true", help="convnet: short chains on 40 images, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="convnet: short chains on 100 images, to see that it works")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     if chosen.quick:
-        chosen.images, chosen.minima, chosen.rivals, chosen.long = 40, ["flat"], 0.0, 0
+        chosen.images, chosen.minima, chosen.rivals, chosen.long = 100, ["flat"], 0.0, 0
         chosen.folder = chosen.folder / "quick"
     print(describe())
     if chosen.what == "figure":
