@@ -101,7 +101,7 @@ def second_opinion(energy, v0, sigma, seed, log_z, stderr, top):
         return sum(w) ** 2 / sum(x**2 for x in w)
 
     v = list(v0)
-    while counting(v0) >= len(v0) / 32 and counting(v) < 64 and len(v) < 1024:
+    while counting(v0) >= max(4, len(v0) / 32) and counting(v) < 64 and len(v) < 1024:
         wanted = min(1024, math.ceil(len(v) * min(4.0, max(1.25, 64 / counting(v)))))
         while len(v) < wanted:
             generator = stream(seed, "point", repr(sigma), len(v))[0]

@@ -63,6 +63,7 @@ def test_a_place_that_the_chains_have_not_met():
 def test_more_points_are_drawn_until_enough_count():
     values = normal_points(128)
     assert worth_asking(values, 1.0) and not worth_asking(30 * values, 1.0)
+    assert not worth_asking(30 * values[:32], 1.0)  # one of 32 counts, as one always does
     drawn = normal_points()
     count = 128
     while (more := more_points(drawn[:count], 1.6)) > count:

@@ -27,8 +27,8 @@ import numpy as np
 
 __all__ = ["Opinion", "more_points", "outlying", "worth_asking"]
 
-#: The share of the first points that must count for more to be drawn.
-FIRST_SHARE = 1 / 32
+#: The share of the first points that must count for more to be drawn, and how many at least.
+FIRST_SHARE, FIRST = 1 / 32, 4
 #: How many shall count, how many points are drawn for it at most, and how many must count for an opinion.
 ENOUGH, MOST_ASKED, FEWEST = 64, 1024, 16
 #: Points are where the chains are if no larger share of the chains' samples is below the third lowest point.
@@ -101,7 +101,7 @@ class Opinion:
 
 def worth_asking(values: np.ndarray, beta: float, solutions: bool = False) -> bool:
     """Whether enough of the first points count at beta."""
-    return Opinion(values, beta, solutions).count >= FIRST_SHARE * len(values)
+    return Opinion(values, beta, solutions).count >= max(FIRST, FIRST_SHARE * len(values))
 
 
 def more_points(values: np.ndarray, beta: float, solutions: bool = False) -> int:
