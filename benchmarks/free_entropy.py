@@ -239,8 +239,9 @@ def convnet(options: argparse.Namespace) -> None:
 
 def scaling(options: argparse.Namespace) -> None:
     """Gradients a trajectory from short chains; the price of a default measurement follows from it."""
-    print("\nShort chains (one a side, 6 + 4 trajectories a node), scaled to the default effort; flat minimum")
-    print("| n | width | weights | sigma | log Z | gradients | processor minutes |\n|" + "---|" * 7)
+    text = ["Short chains (one a side, 6 + 4 trajectories a node), scaled to the default effort; flat minimum:", ""]
+    text += ["| n | width | weights | sigma | log Z | gradients | processor minutes |", "|" + "---|" * 7]
+    print("\n".join(text))
     base, dense = options.counts[0], options.dense
     cases = [(n, 1.0, options.sigma) for n in options.counts]
     cases += [(base, width, options.sigma) for width in options.widths if width != 1]
@@ -259,7 +260,9 @@ def scaling(options: argparse.Namespace) -> None:
         weights = found.conventions["perturbed"]
         rows.append((len(y), weights, point.log_z, ratio * point.gradients, ratio * found.conventions["cpu"] / 60))
         cells = [len(y), f"{width:g}", weights, f"{sigma:g}", f"{point.log_z:.1f} ± {point.stderr:.1f}"]
-        print(f"| {' | '.join(map(str, cells))} | {rows[-1][3]:.0f} | {rows[-1][4]:.1f} |", flush=True)
+        text += [f"| {' | '.join(map(str, cells))} | {rows[-1][3]:.0f} | {rows[-1][4]:.1f} |"]
+        print(text[-1], flush=True)
+    text += [""]
     counts, widths = len(options.counts), sum(width != 1 for width in options.widths)
     parts = {"n": (0, rows[:counts]), "N": (1, [rows[0], *rows[counts : counts + widths]])}
     parts["|log Z|"] = (2, [rows[0], *rows[counts + widths :]])
@@ -267,9 +270,11 @@ def scaling(options: argparse.Namespace) -> None:
         if len(part) > 1:
             size = np.log([abs(row[column]) for row in part])
             powers = [np.polyfit(size, np.log([row[k] for row in part]), 1)[0] for k in (3, 4)]
-            print(
-                f"{name}: gradients grow as {name}^{powers[0]:.2f}, time as {name}^{powers[1]:.2f} ({len(part)} points)"
-            )
+            grow = f"gradients grow as {name}^{powers[0]:.2f}, time as {name}^{powers[1]:.2f}"
+            text += [f"- {name}: {grow} ({len(part)} points)"]
+            print(text[-1])
+    if dense:
+        into_document(ROOT / "docs" / "free_entropy.md", "dense", "\n".join(text))
 
 
 def together(options: argparse.Namespace) -> None:
@@ -373,9 +378,7 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=Path("free-entropy-benchmark"), help="weights and results")
     parser.add_argument("--dense", action="store_true", help="scaling: of a network without convolutions")
     parser.add_argument("--threads", type=int, default=1, help="of one forward or backward pass")
-    parser.add_argument(
-        "--quick", action="store_true", help="convnet: short chains on 100 images, to see it work"
-    )
+    parser.add_argument("--quick", action="store_true", help="convnet: short chains on 100 images, to see it work")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     if chosen.quick:
