@@ -5,14 +5,18 @@
     python benchmarks/free_entropy.py convnet            SmallConvNet, n = 1,000, a flat and a sharp minimum: half an
                                                          hour, four times that with the rivals, the long runs a day
     python benchmarks/free_entropy.py convnet --images 200 --rivals 1 --long 10         the same on 200 images
+    python benchmarks/free_entropy.py convnet --minima flat --rivals 0 --long 0 --threads 2      the flat one alone
+    python benchmarks/free_entropy.py convnet --quick    whether it works: 100 images, short chains, a minute
     python benchmarks/free_entropy.py scaling            price over n, width and |log Z|, fitted; from short chains
+    python benchmarks/free_entropy.py scaling --dense    the same for 784-100-2 on the embedded images, minutes
     python benchmarks/free_entropy.py together           chains in one pass (vmap) against one after the other
     python benchmarks/free_entropy.py figure             docs/free_entropy.png
 
 SmallConvNet is trained here, on images of CIFAR-10 where $WIDEFLAT_DATA (or --data) has them, else on the embedded
 dresses and coats, until the mean loss is 0.005: sharp with SGD, lr 0.01, batch 250, momentum 0.9; flat with lr 0.05,
 batch 10, no momentum. Weights and results are kept in --folder: what was stopped goes on, what is there is only
-printed. The rivals are in ``free_entropy_rivals.py``. Times are processor seconds of this process.
+printed. The rivals are in ``free_entropy_rivals.py``. Times are processor seconds of this process; the last column of
+times is that of the clock, which means something on an idle machine.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from free_entropy_rivals import SGMCMC, rivals
-from machine import describe
+from machine import describe, into_document
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,9 +56,11 @@ ENOUGH = 0.005  # mean loss at which training ends
 # ---- networks
 
 
-def images(count: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
+def images(count: int, folder: Path | None, embedded: bool = False) -> tuple[Tensor, Tensor, str]:
     """So many normalised training images, their classes, and what they are."""
     try:
+        if embedded:
+            raise DataError("those that are asked for come with the package")
         data = load("cifar10", folder, allow_altered=True)
     except DataError:
         data = load("dress-coat")
@@ -63,8 +69,12 @@ def images(count: int, folder: Path | None) -> tuple[Tensor, Tensor, str]:
     return (data.train.images[index].float() / 255 - mean) / std, data.train.targets[index].long(), data.name
 
 
-def network(x: Tensor, y: Tensor, width: float = 1.0) -> nn.Module:
+def network(x: Tensor, y: Tensor, width: float = 1.0, dense: bool = False) -> nn.Module:
     """SmallConvNet of the shape of the data; other widths than 1 have more or fewer units in each hidden layer."""
+    if dense:
+        hidden = round(100 * width)
+        layers = nn.Linear(x[0].numel(), hidden), nn.ReLU(), nn.Linear(hidden, int(y.max()) + 1)
+        return nn.Sequential(nn.Flatten(), *layers)
     model = SmallConvNet(int(y.max()) + 1, x.shape[-1], x.shape[1])
     if width != 1:
         a, b, c = (round(width * units) for units in (20, 50, 500))
@@ -74,10 +84,10 @@ def network(x: Tensor, y: Tensor, width: float = 1.0) -> nn.Module:
     return model
 
 
-def trained(kind: str, x: Tensor, y: Tensor, path: Path, width: float = 1.0) -> nn.Module:
+def trained(kind: str, x: Tensor, y: Tensor, path: Path, width: float = 1.0, dense: bool = False) -> nn.Module:
     """A minimum of this kind, from its file or trained now."""
     torch.manual_seed(0)
-    model, (lr, batch, momentum) = network(x, y, width), MINIMA[kind]
+    model, (lr, batch, momentum) = network(x, y, width, dense), MINIMA[kind]
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
         return model.eval()
@@ -161,7 +171,7 @@ def closed(options: argparse.Namespace) -> None:
         "quadratic, N = 300, 4 decades": forms.quadratic(rng, 300, 4),
         "monomials, N = 150": forms.monomials(rng, 150),
     }
-    print(f"SGLD: {'devinterp' if SGMCMC is not None else 'transcribed'}")
+    text = [f"SGLD: {'devinterp' if SGMCMC is not None else 'transcribed'}. {describe()}"]
     for name, energy in cases.items():
         errors: dict[str, list[float]] = {}
         stated, gradients = [], []
@@ -171,12 +181,17 @@ def closed(options: argparse.Namespace) -> None:
             gradients.append(found.gradients)
             for rival, value in {"wideflat": found.log_z, **rivals(energy, found, seed)}.items():
                 errors.setdefault(rival, []).append(value - energy.exact)
-        print(f"\n{name}: log Z = {energy.exact:.1f}, {np.mean(gradients):.0f} gradients, {options.seeds} seeds")
-        print("| | mean error | scatter | stated |\n|---|---|---|---|")
-        for rival, values in errors.items():
+        text += [f"\n{name}: log Z = {energy.exact:.1f}, {np.mean(gradients):.0f} gradients, {options.seeds} seeds\n"]
+        text += ["| | mean error | scatter | stated |", "|---|---|---|---|"]
+        for rival, every in errors.items():
+            values = [value for value in every if math.isfinite(value)]
+            lost = len(every) - len(values)
+            rival += f" (diverged in {lost} of {len(every)}, left out)" if lost else ""
             said = f"{np.mean(stated):.1f}" if rival == "wideflat" else ""
             scatter = f"{np.std(values):.1f}" if len(values) > 1 else ""
-            print(f"| {rival} | {np.mean(values):+.1f} | {scatter} | {said} |")
+            text += [f"| {rival} | {np.mean(values):+.1f} | {scatter} | {said} |"]
+    print("\n".join(text))
+    into_document(ROOT / "docs" / "free_entropy.md", "rivals", "\n".join(text))
 
 
 def convnet(options: argparse.Namespace) -> None:
@@ -184,16 +199,27 @@ def convnet(options: argparse.Namespace) -> None:
     x, y, name = images(n, options.data)
     folder = options.folder / f"{name}-{n}"
     print(f"\nSmallConvNet, {n} images of {name}, sigma = {sigma:g}")
-    heads = ["minimum", "<V>_0", "log Z", "stderr", "converged", "gradients", "processor minutes", "in passes"]
+    heads = [
+        "minimum",
+        "<V>_0",
+        "log Z",
+        "stderr",
+        "converged",
+        "gradients",
+        "processor minutes",
+        "in passes",
+        "minutes",
+    ]
     print(f"| {' | '.join(heads)} | long run | SGLD | AIS | Laplace | star |\n|{'---|' * (len(heads) + 5)}")
+    short = {"chains": 1, "burn": 4, "samples": 4, "points": 16} if options.quick else {}
     for kind in options.minima:
         model = trained(kind, x, y, folder / f"{kind}.pt")
         stem = f"{kind}-{sigma:g}"
-        found = measured(folder / f"{stem}.json", model, (x, y), sigma)
+        found = measured(folder / f"{stem}.json", model, (x, y), sigma, **short)
         point, about = found.points[0], found.conventions
         cells = [kind, f"{point.prior_mean:.0f}", f"{point.log_z:.2f}", f"{point.stderr:.2f}"]
         cells += ["yes" if point.converged else "no: " + ", ".join(point.flags), str(point.gradients)]
-        cells += [f"{about['cpu'] / 60:.1f}", f"{about['share']:.2f}"]
+        cells += [f"{about['cpu'] / 60:.1f}", f"{about['share']:.2f}", f"{point.seconds / 60:.1f}"]
         if options.long:
             effort = {"samples": 18 * options.long, "burn": 12 * min(options.long, 4), "seed": 1}
             long = measured(folder / f"{stem}-long{options.long}.json", model, (x, y), sigma, **effort).points[0]
@@ -213,27 +239,30 @@ def convnet(options: argparse.Namespace) -> None:
 
 def scaling(options: argparse.Namespace) -> None:
     """Gradients a trajectory from short chains; the price of a default measurement follows from it."""
-    print("\nShort chains (one a side, 6 + 4 trajectories a node), scaled to the default effort; flat minimum")
-    print("| n | width | weights | sigma | log Z | gradients | processor minutes |\n|" + "---|" * 7)
-    base = (options.counts[0], 1.0, options.sigma)
-    cases = [(n, 1.0, options.sigma) for n in options.counts] + [
-        (base[0], width, options.sigma) for width in options.widths if width != 1
-    ]
-    cases += [(base[0], 1.0, sigma) for sigma in options.sigmas if sigma != options.sigma]
+    text = ["Short chains (one a side, 6 + 4 trajectories a node), scaled to the default effort; flat minimum:", ""]
+    text += ["| n | width | weights | sigma | log Z | gradients | processor minutes |", "|" + "---|" * 7]
+    print("\n".join(text))
+    base, dense = options.counts[0], options.dense
+    cases = [(n, 1.0, options.sigma) for n in options.counts]
+    cases += [(base, width, options.sigma) for width in options.widths if width != 1]
+    cases += [(base, 1.0, sigma) for sigma in options.sigmas if sigma != options.sigma]
     rows = []
     for n, width, sigma in cases:
-        x, y, name = images(n, options.data)
-        folder = options.folder / f"{name}-{n}"
-        model = trained("flat", x, y, folder / ("flat.pt" if width == 1 else f"flat-width{width:g}.pt"), width)
+        x, y, name = images(n, options.data, dense)
+        folder = options.folder / (f"{name}-{len(y)}" + ("-dense" if dense else ""))
+        path = folder / ("flat.pt" if width == 1 else f"flat-width{width:g}.pt")
+        model = trained("flat", x, y, path, width, dense)
         short = {"chains": 1, "burn": 6, "samples": 4, "points": 32, "progress": False}
         found = measured(folder / f"scaling-{width:g}-{sigma:g}.json", model, (x, y), sigma, **short)
         point = found.points[0]
         nodes = max(1, len(point.betas) - 1)
         ratio = Effort().trajectories(nodes) / Effort(chains=1, burn=6, samples=4).trajectories(nodes)
         weights = found.conventions["perturbed"]
-        rows.append((n, weights, point.log_z, ratio * point.gradients, ratio * found.conventions["cpu"] / 60))
-        cells = [n, f"{width:g}", weights, f"{sigma:g}", f"{point.log_z:.1f} ± {point.stderr:.1f}"]
-        print(f"| {' | '.join(map(str, cells))} | {rows[-1][3]:.0f} | {rows[-1][4]:.1f} |", flush=True)
+        rows.append((len(y), weights, point.log_z, ratio * point.gradients, ratio * found.conventions["cpu"] / 60))
+        cells = [len(y), f"{width:g}", weights, f"{sigma:g}", f"{point.log_z:.1f} ± {point.stderr:.1f}"]
+        text += [f"| {' | '.join(map(str, cells))} | {rows[-1][3]:.0f} | {rows[-1][4]:.1f} |"]
+        print(text[-1], flush=True)
+    text += [""]
     counts, widths = len(options.counts), sum(width != 1 for width in options.widths)
     parts = {"n": (0, rows[:counts]), "N": (1, [rows[0], *rows[counts : counts + widths]])}
     parts["|log Z|"] = (2, [rows[0], *rows[counts + widths :]])
@@ -241,9 +270,11 @@ def scaling(options: argparse.Namespace) -> None:
         if len(part) > 1:
             size = np.log([abs(row[column]) for row in part])
             powers = [np.polyfit(size, np.log([row[k] for row in part]), 1)[0] for k in (3, 4)]
-            print(
-                f"{name}: gradients grow as {name}^{powers[0]:.2f}, time as {name}^{powers[1]:.2f} ({len(part)} points)"
-            )
+            grow = f"gradients grow as {name}^{powers[0]:.2f}, time as {name}^{powers[1]:.2f}"
+            text += [f"- {name}: {grow} ({len(part)} points)"]
+            print(text[-1])
+    if dense:
+        into_document(ROOT / "docs" / "free_entropy.md", "dense", "\n".join(text))
 
 
 def together(options: argparse.Namespace) -> None:
@@ -345,8 +376,14 @@ if __name__ == "__main__":
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5], help="scaling: for |log Z|")
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10; $WIDEFLAT_DATA and the usual places by default")
     parser.add_argument("--folder", type=Path, default=Path("free-entropy-benchmark"), help="weights and results")
+    parser.add_argument("--dense", action="store_true", help="scaling: of a network without convolutions")
+    parser.add_argument("--threads", type=int, default=1, help="of one forward or backward pass")
+    parser.add_argument("--quick", action="store_true", help="convnet: short chains on 100 images, to see it work")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(chosen.threads)
+    if chosen.quick:
+        chosen.images, chosen.minima, chosen.rivals, chosen.long = 100, ["flat"], 0.0, 0
+        chosen.folder = chosen.folder / "quick"
     print(describe())
     if chosen.what == "figure":
         figure(ROOT / "docs" / "free_entropy.png")

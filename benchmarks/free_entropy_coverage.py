@@ -2,11 +2,13 @@
 
     python benchmarks/free_entropy_coverage.py closed --runs 208            fresh instances with a closed form
     python benchmarks/free_entropy_coverage.py closed --runs 100 --chains 4
+    python benchmarks/free_entropy_coverage.py traps --runs 40              where chains may agree by chance, and others
     python benchmarks/free_entropy_coverage.py networks --runs 20           an MLP and a transformer, against long runs
     python benchmarks/free_entropy_coverage.py table                        the table alone, also into the document
 
-Every run is appended to a file (docs/free_entropy_coverage.csv) as soon as it is done and never computed twice, so the
-work can be stopped and taken up again, or divided. The instances come from seeds that no threshold was chosen on.
+Every run is appended to a file (docs/free_entropy_coverage.csv, docs/free_entropy_traps.csv) as soon as it is done and
+never computed twice, so the work can be stopped and taken up again, or divided. The instances come from seeds that no
+threshold was chosen on.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import csv
 import importlib.util
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,10 @@ from wideflat.entropy.volume import Integration
 from wideflat.entropy.walks import Effort, Walk
 
 ROOT = Path(__file__).parent.parent
-CASES = ROOT / "docs" / "free_entropy_coverage.csv"
+CASES, TRAPS = (ROOT / "docs" / f"free_entropy_{name}.csv" for name in ("coverage", "traps"))
 COLUMNS = ["family", "chains", "seed", "exact", "exact_stderr", "log_z", "stderr", "dof", "low68", "high68", "low95"]
 COLUMNS += ["high95", "gap", "flags", "gradients", "seconds", "machine"]
-FIRST_SEED = 200_000  # fresh: the tests and every choice of a threshold used other numbers
+FIRST_SEED = 500_000  # fresh: the tests and every choice of a threshold used other numbers
 
 
 def closed_forms() -> Any:
@@ -46,15 +49,24 @@ def closed_forms() -> Any:
     return module
 
 
-def rows() -> list[dict[str, str]]:
-    if not CASES.exists():
+def rows(path: Path = CASES) -> list[dict[str, str]]:
+    if not path.exists():
         return []
-    with CASES.open(newline="") as file:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def append(family: str, chains: int, seed: int, exact: float, error: float, found: Integration, begun: float) -> None:
-    new = not CASES.exists()
+def append(
+    family: str,
+    chains: int,
+    seed: int,
+    exact: float,
+    error: float,
+    found: Integration,
+    begun: float,
+    path: Path = CASES,
+) -> None:
+    new = not path.exists()
     low68, high68 = found.interval(0.68)
     low95, high95 = found.interval(0.95)
     values = [family, chains, seed, exact, error, found.log_z, found.stderr, found.dof, low68, high68, low95, high95]
@@ -66,27 +78,47 @@ def append(family: str, chains: int, seed: int, exact: float, error: float, foun
         f"{time.process_time() - begun:.2f}",
         MACHINE,
     ]
-    with CASES.open("a", newline="") as file:
+    with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if new:
             writer.writerow(COLUMNS)
         writer.writerow(values)
 
 
-def closed(runs: int, chains: int, minutes: float) -> None:
-    forms, begun = closed_forms(), time.monotonic()
-    families = {**forms.FAMILIES, "solutions": forms.hard}
-    known = {(row["family"], row["chains"], row["seed"]) for row in rows()}
-    for k in range(runs):
+def closed(options: argparse.Namespace) -> None:
+    forms = closed_forms()
+    walk({**forms.FAMILIES, "solutions": forms.hard}, options, CASES)
+
+
+def traps(options: argparse.Namespace) -> None:
+    """Families in which a few chains may agree by chance, and other forms, which must not be refused for it."""
+    forms = closed_forms()
+    others = {
+        "funnel": lambda rng: forms.funnel(rng, rng.uniform(1, 5), rng.uniform(0, 45)),
+        "heavy tail": lambda rng: forms.heavy_tail(rng, rng.uniform(1, 4)),
+        "stiff directions": lambda rng: forms.stiff_directions(rng, 10 ** rng.uniform(2, 4)),
+    }
+    every = {**{f"trap: {name}": make for name, make in forms.TRAPS.items()}, **forms.OTHERS, **others}
+    walk(every, options, TRAPS)
+
+
+def walk(families: dict[str, Callable[..., Any]], options: argparse.Namespace, path: Path) -> None:
+    """So many instances of each family, those that are not in the file yet."""
+    begun, known = time.monotonic(), {(row["family"], row["chains"], row["seed"]) for row in rows(path)}
+    for k in range(options.runs):
         for family, make in families.items():
-            seed = FIRST_SEED + 1000 * chains + k  # others for another number of chains: its rows are independent
-            if (family, str(chains), str(seed)) in known:
+            if options.only not in family:
                 continue
-            if time.monotonic() - begun > 60 * minutes:
+            # others for another number of chains: its rows are independent
+            seed = FIRST_SEED + 1000 * options.chains + k
+            if (family, str(options.chains), str(seed)) in known:
+                continue
+            if time.monotonic() - begun > 60 * options.minutes:
                 return
             energy, start = make(np.random.default_rng([seed, len(family)])), time.process_time()
-            walk = Walk(energy, 1.0, energy.beta, Effort(chains=chains, seed=seed), energy.solutions)
-            append(family, chains, seed, energy.exact, 0.0, walk.run(), start)
+            effort = Effort(chains=options.chains, seed=seed)
+            found = Walk(energy, 1.0, energy.beta, effort, energy.solutions).run()
+            append(family, options.chains, seed, energy.exact, 0.0, found, start, path)
 
 
 class Transformer(nn.Module):
@@ -149,10 +181,10 @@ def real(runs: int, chains: int, minutes: float, only: str) -> None:
             append(name, chains, seed, exact, error, found, start)
 
 
-def table() -> str:
+def table(path: Path = CASES) -> str:
     """Coverage, scatter and stated errors a family and number of chains."""
     groups: dict[tuple[str, int], list[dict[str, str]]] = {}
-    for row in rows():
+    for row in rows(path):
         if not row["family"].endswith(", long"):
             groups.setdefault((row["family"], int(row["chains"])), []).append(row)
     header = ["family", "chains", "runs, accepted", "interval(0.68)", "interval(0.95)", "beyond 3", "scatter, stderr"]
@@ -176,20 +208,40 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def trap_table() -> str:
+    """How many runs are accepted, and how many of those are wrong."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows(TRAPS):
+        name = row["family"] if row["family"].startswith("trap: ") else "other forms"
+        groups.setdefault(name.removeprefix("trap: "), []).append(row)
+    lines = ["| | runs | accepted | interval(0.95) | beyond 2.5 | beyond 3 | worst |", "|" + "---|" * 7]
+    for name, group in groups.items():
+        passed = [row for row in group if not row["flags"]]
+        inside = sum(float(row["low95"]) <= float(row["exact"]) <= float(row["high95"]) for row in passed)
+        far = [abs(float(row["log_z"]) - float(row["exact"])) / float(row["stderr"]) for row in passed]
+        beyond = [sum(d > limit for d in far) for limit in (2.5, 3)]
+        cells = [name, len(group), len(passed), f"{inside} of {len(passed)}", *beyond]
+        lines.append(f"| {' | '.join(map(str, cells))} | {max(far, default=math.nan):.1f} |")
+    return "\n".join(lines)
+
+
 MACHINE = describe()  # at the start: the commit of the code that runs, whatever is checked out later
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["closed", "networks", "table"], nargs="?", default="table")
+    parser.add_argument("what", choices=["closed", "traps", "networks", "table"], nargs="?", default="table")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--chains", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--only", default="", help="networks: part of a name")
+    parser.add_argument("--only", default="", help="part of a name")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "closed":
-        closed(options.runs, options.chains, options.minutes)
+        closed(options)
+    elif options.what == "traps":
+        traps(options)
     elif options.what == "networks":
         real(options.runs, options.chains, options.minutes, options.only)
-    print(table())
-    into_document(ROOT / "docs" / "free_entropy.md", "coverage", table())
+    for mark, text in (("coverage", table()), ("traps", trap_table())):
+        print(text, end="\n\n")
+        into_document(ROOT / "docs" / "free_entropy.md", mark, text)

@@ -205,6 +205,80 @@ def wells_on_a_line(rng, wells=3, width=0.1, depth=8.0):
     return ClosedForm("wells on a line", 1, function, exact)
 
 
+def wells_in_the_plane(rng):
+    """A few narrow wells of different depths in two dimensions."""
+    wells, width = int(rng.choice([2, 3, 4])), rng.uniform(0.12, 0.3)
+    C = _tensor(rng.normal(0, 1.0, (wells, 2)))
+    D = _tensor(rng.uniform(5, 11) * rng.uniform(0.6, 1.4, wells))
+
+    def each(x):
+        return D * torch.exp(-((x[..., None, :] - C) ** 2).sum(-1) / (2 * width**2))
+
+    def function(x):
+        e = each(x)
+        return float(here - e.sum()), (e[:, None] * (x - C) / width**2).sum(0)
+
+    here = each(torch.zeros(2, dtype=torch.float64)).sum()
+    t = np.linspace(-6, 6, 1201)
+    x = _tensor(np.stack(np.meshgrid(t, t, indexing="ij"), -1).reshape(-1, 2))
+    logs = -(x**2).sum(1).numpy() / 2
+    exact = np.logaddexp.reduce(logs + (each(x).sum(1) - here).numpy()) - np.logaddexp.reduce(logs)
+    return ClosedForm("wells in the plane", 2, function, exact)
+
+
+def core_in_a_halo(rng):
+    """exp(-V) is a narrow Gaussian at the weights in a wide one, each with a share of Z."""
+    size, share = int(rng.integers(2, 13)), rng.uniform(0.1, 0.9)
+    h = np.array([rng.uniform(0.05, 0.3), rng.uniform(0.7, 2.0)]) ** -2.0
+    logs = np.log([share, 1 - share]) + size / 2 * np.log1p(h)
+    here = np.logaddexp(*logs)
+
+    def function(x):
+        each = logs - 0.5 * h * float((x**2).sum())
+        total = np.logaddexp(*each)
+        return here - total, float(h @ np.exp(each - total)) * x
+
+    return ClosedForm("core in a halo", size, function, -here)
+
+
+def wells_apart(rng):
+    """exp(-V) is a sum of Gaussians of different widths and weights in a few dimensions, away from the weights."""
+    size, wells = int(rng.integers(3, 13)), int(rng.choice([2, 3, 4]))
+    mu, width = rng.normal(0, 1, (wells, size)), rng.uniform(0.1, 0.5, wells)
+    logs = rng.normal(0, 2, wells) - 0.5 * size * np.log(width**2)
+    M, L, W = _tensor(mu), _tensor(logs), _tensor(width)
+    each = lambda x: L - ((x - M) ** 2).sum(1) / (2 * W**2)  # noqa: E731
+    here = torch.logsumexp(each(torch.zeros(size, dtype=torch.float64)), 0)
+    share = logs - (mu**2).sum(1) / (2 * (width**2 + 1)) + size / 2 * np.log(width**2 / (1 + width**2))
+
+    def function(x):
+        e = each(x)
+        return here - torch.logsumexp(e, 0), (torch.softmax(e, 0) / W**2) @ (x - M)
+
+    return ClosedForm("wells apart", size, function, np.logaddexp.reduce(share) - here.item())
+
+
+def _random_core(rng):
+    size = int(rng.choice([1, 2, 3, 5, 10, 20, 50]))
+    return core_and_plain(rng, size, size * rng.uniform(1.0, 2.5) + rng.uniform(0, 2), 10 ** rng.uniform(1, 3))
+
+
+def _random_wells(rng):
+    return wells_on_a_line(rng, int(rng.choice([2, 3, 5])), rng.uniform(0.08, 0.2), rng.uniform(5, 12))
+
+
+#: Where a few chains may agree by chance, all in the wrong place: an instance for every seed.
+TRAPS = {
+    "cores and plains": _random_core,
+    "that of ten dimensions": core_and_plain,
+    "wells on a line": _random_wells,
+    "three of width 0.1": wells_on_a_line,
+    "wells in the plane": wells_in_the_plane,
+    "cores in halos": core_in_a_halo,
+    "wells apart": wells_apart,
+}
+
+
 def funnel(rng, kappa, tilt, size=20):
     """exp(kappa xi_0) |xi_1..|^2/2 + tilt xi_0: one component sets the width of all others."""
     t = np.linspace(-60, 60, 60_001)

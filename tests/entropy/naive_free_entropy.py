@@ -36,7 +36,7 @@ def walk(energy, xi, betas, burns, keep, eps, seed):
     for j, beta in enumerate(betas):
         if kappa is not None:
             eps = 1 / math.sqrt(1 / 1.2**2 + beta * kappa)
-        log_eps, trace = [], {"V": [], "pull": [], "virial": [], "accept": []}
+        log_eps, trace = [], {"V": [], "pull": [], "virial": [], "accept": [], "burn": []}
         for t in range(burns[j] + keep):
             generator, _ = stream(seed, j, t)
             angle = math.pi / 8 + (math.pi / 2 - math.pi / 8) * uniform(generator)
@@ -57,6 +57,7 @@ def walk(energy, xi, betas, burns, keep, eps, seed):
             if t < burns[j]:
                 eps = min(1.2, eps * math.exp((math.exp(-abs(dH)) - 0.7) / (1 + 0.15 * t)))
                 log_eps.append(math.log(eps))
+                trace["burn"].append(v)
                 if t == burns[j] - 1:
                     second = log_eps[len(log_eps) // 2 :]
                     eps = math.exp(sum(second) / len(second))
@@ -90,6 +91,27 @@ def variance_of_means(nodes):
         n = max(2.0, np.size(chains) / max(t, np.mean(taus)))
         found.append((np.mean((np.array(chains) - np.mean(chains)) ** 2) / (n - 1), n - 1))
     return found
+
+
+def second_opinion(energy, v0, sigma, seed, log_z, stderr, top):
+    """log Z from points alone, its error, and what it adds to that of the chains' value."""
+
+    def counting(v):
+        w = [math.exp(-energy.beta * (x - min(v))) for x in v]
+        return sum(w) ** 2 / sum(x**2 for x in w)
+
+    v = list(v0)
+    while counting(v0) >= max(4, len(v0) / 32) and counting(v) < 64 and len(v) < 1024:
+        wanted = min(1024, math.ceil(len(v) * min(4.0, max(1.25, 64 / counting(v)))))
+        while len(v) < wanted:
+            generator = stream(seed, "point", repr(sigma), len(v))[0]
+            v.append(energy.value(torch.tensor(gaussian(generator, energy.size))))
+    value = math.log(sum(math.exp(-energy.beta * x) for x in v) / len(v))
+    error = math.sqrt(max(0.0, 1 / counting(v) - 1 / len(v)))
+    below = sum(x < sorted(v)[2] for x in top) / len(top)
+    if counting(v) < 16:
+        return math.nan, math.nan, 0.0
+    return value, error, max(0.0, abs(value - log_z) - math.hypot(error, stderr)) if below <= 0.5 else 0.0
 
 
 def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=128, seed=0):
@@ -147,9 +169,18 @@ def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=128, seed
     halves = [
         np.mean([np.mean(n[k]["V"][keep // 2 :]) - np.mean(n[k]["V"][: keep // 2]) for n in every]) for k in range(K)
     ]
+    log_z = base + np.mean(totals)
+    top = [v for nodes in every for v in nodes[-1]["V"]]
+    burn_in = [v for nodes in sides["down"] for v in nodes[-1]["burn"]]
+    inside = sum(v < min(top) for v in burn_in)
+    left = math.log(1 + inside / (len(top) + len(burn_in) - inside))
+    stderr = math.sqrt(statistical2 + quadrature**2 + (max(0, abs(gap) - gap_stderr) / 2) ** 2 + left**2)
+    points_log_z, points_stderr, more = second_opinion(energy, v0, sigma, seed, log_z, stderr, top)
     return {
-        "log_z": base + np.mean(totals),
-        "stderr": math.sqrt(statistical2 + quadrature**2 + (max(0, abs(gap) - gap_stderr) / 2) ** 2),
+        "log_z": log_z,
+        "stderr": math.hypot(stderr, more),
+        "points_log_z": points_log_z,
+        "points_stderr": points_stderr,
         "dof": node_sum**2 / sum(part**2 / nu for part, nu in parts["both"]),
         "gap": gap,
         "gap_stderr": gap_stderr,

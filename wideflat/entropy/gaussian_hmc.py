@@ -119,6 +119,7 @@ class Trace:
         short: Whether the steps, at most ``cap``, covered less than 0.7 of the angle.
         step: eps while these were kept.
         gradients: How many the node took, burn-in included.
+        before: V after each trajectory of the burn-in.
         end: The last xi, if the plan says so.
     """
 
@@ -131,6 +132,7 @@ class Trace:
     short: tuple[bool, ...] = ()
     step: float = math.nan
     gradients: int = 0
+    before: tuple[float, ...] = ()
     end: Tensor | None = field(default=None, compare=False)
 
     def saved(self) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class Trace:
         """This trace followed by another of the same node."""
         names = ("values", "pull", "virial", "accept", "error", "short")
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return replace(other, gradients=self.gradients + other.gradients, **joined)
+        return replace(other, gradients=self.gradients + other.gradients, before=self.before, **joined)
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,7 @@ def advance(chain: Chain, energy: Energy) -> Chain:
         tried = (*chain.tried, math.log(step))
         if t == burn - 1:
             step = math.exp(float(np.mean(tried[len(tried) // 2 :])))
+        current = replace(current, before=(*current.before, chain.value))
         chain = replace(chain, step=step, tried=tried, current=current, trajectory=t + 1)
     else:
         if chain.products is None:

@@ -8,8 +8,15 @@ that lags has V too high going up and too low going down, so the two sides brack
     estimate  mean of the sides of  log Z(beta_low) - omega_0 <V>_0 - sum_k omega_k V_k
     SE^2      max( sum_k omega_k^2 var_k  over all chains,  variance of the 2R chain totals / 2R )
     SE_gap^2  sum_k omega_k^2 var_k  for each side alone, added
-    stderr^2  SE^2 + prior^2 + quadrature^2 + (max(0, |gap| - SE_gap)/2)^2
+    left      log(1 + t/T): t trajectories of the burn-in from w at a V below that of all T others at beta
+    stderr^2  SE^2 + prior^2 + quadrature^2 + (max(0, |gap| - SE_gap)/2)^2 + left^2
     dof       (sum_k omega_k^2 var_k)^2 / sum_k (omega_k^2 var_k)^2/nu_k
+
+Chains from the weights may leave a well there while they are not counted yet, and never find it again. Its share of the
+time is at least that which they were in it, if they would come back as soon as nothing more is looked at: ``left``.
+
+Where points alone know log Z roughly, what they are apart from it beyond both errors is added to the error too, and
+more than three errors are refused (:mod:`wideflat.entropy.second_opinion`).
 
 For ``measure="error"`` the share p of samples at the top at which every example is right is counted too, log P = log
 Z(B) + log p. Both come from the same samples: of the top node V - [V = 0]/(omega_K p) takes the place of V in every
@@ -33,6 +40,8 @@ import numpy as np
 
 from wideflat.entropy.chain_errors import autocorrelation_time, split_r_hat, variances
 from wideflat.entropy.gaussian_hmc import Trace
+from wideflat.entropy.second_opinion import FEWEST as FEWEST_POINTS
+from wideflat.entropy.second_opinion import Opinion
 from wideflat.entropy.temperatures import Grid, Prior
 from wideflat.entropy.volume import Integration
 
@@ -40,11 +49,15 @@ __all__ = ["bracket", "integrate"]
 
 #: The fewest independent samples of a chain, over the nodes as they count in the error.
 FEWEST = 2.0
-#: The standard deviation between chains of the logarithm of the step, and the R-hat at the same node, above which the
-#: chains are in different places.
-APART, LARGEST_R_HAT = 0.55, 1.6
+#: R-hat above which chains are in different places, and the least that B, h times the variance of the means of half
+#: chains of h samples over that within them, is then: R-hat = sqrt(1 + B/h) is larger by chance where h is small.
+LARGEST_R_HAT, LEAST_BETWEEN = 2.2, 35.0
+#: How much sooner where their steps differ: log R-hat counts so many times the standard deviation of their log steps.
+CURVATURES = 4.0
 #: How far below all points, in beta V, a chain from the weights may come where points alone give the value.
 DEEPER = 3.0
+#: The largest share of the burn-in from the weights that may be spent below every sample.
+LONGEST_STAY = 0.5
 #: A chain that accepts less than this at one node is stuck.
 STUCK = 0.2
 
@@ -99,6 +112,7 @@ def integrate(
     size: int,
     moving: int | None = None,
     solutions: bool = False,
+    opinion: Opinion | None = None,
 ) -> Integration:
     """Log Z with its error and the rule of refusal.
 
@@ -112,19 +126,23 @@ def integrate(
         size: N, the dimension that is walked in.
         moving: The weights among them that move at all; default all.
         solutions: Whether log P(V = 0) is wanted in place of log Z(beta).
+        opinion: What points alone say of it.
     """
     moving = moving or size
     if grid is None:
         found = _points_alone(prior, _Side(down), sigma, beta, size, solutions)
     else:
         found = _walked(prior, grid, _Side(up), _Side(down), sigma, size, solutions)
+        if opinion is not None:
+            top = [max(chain, key=lambda trace: trace.beta).values for chain in (*up, *down)]
+            _heed(found, opinion, np.array(top))
     found.ratio = 1 + found.ratio / moving
     found.ratio_stderr /= moving
     r = found.ratio
     if r > 0:
         found.phi = found.log_z / moving + (r - 1 - math.log(r)) / 2
         found.phi_stderr = math.hypot(found.stderr / moving, (1 - 1 / r) / 2 * found.ratio_stderr)
-    found.evaluations = len(prior.values)
+    found.evaluations = max(len(prior.values), 0 if opinion is None else len(opinion.values))
     return found
 
 
@@ -148,12 +166,13 @@ def _walked(prior: Prior, grid: Grid, up: _Side, down: _Side, sigma: float, size
     quadrature = grid.error(means)
     gap, gap_stderr = below.value - above.value, math.sqrt(above.parts.sum() + below.parts.sum())
     excess = max(0.0, abs(gap) - gap_stderr) / 2
+    left, stayed = _left(down, pooled[-1])
     var = variances(pooled)[0]
     found = Integration(
         sigma=sigma,
         beta=grid.high,
         log_z=value,
-        stderr=math.sqrt(statistical**2 + quadrature**2 + excess**2),
+        stderr=math.sqrt(statistical**2 + quadrature**2 + excess**2 + left**2),
         dof=both.dof,
         statistical=statistical,
         quadrature=quadrature,
@@ -176,7 +195,26 @@ def _walked(prior: Prior, grid: Grid, up: _Side, down: _Side, sigma: float, size
     found.diagnostics["node_gap"] = apart.tolist()
     found.diagnostics["contribution"] = np.sqrt(both.parts).tolist()
     found.flags = {**_refusals(found, size, [up, down], share), **_mixing(found, [up, down], both)}
+    if stayed > LONGEST_STAY and "gap" not in found.flags:
+        found.flags["gap"] = f"a well at the weights was left after {100 * stayed:.0f} % of the burn-in"
     return found
+
+
+def _left(down: _Side, samples: np.ndarray) -> tuple[float, float]:
+    """What a well at the weights may add that was left in the burn-in, and the share of the burn-in spent in it."""
+    burn = np.array([trace.before for trace in down.nodes[-1]], dtype=float)
+    inside = int((burn < samples.min()).sum())
+    return math.log1p(inside / (burn.size - inside + samples.size)), inside / max(1, burn.size)
+
+
+def _heed(found: Integration, opinion: Opinion, samples: np.ndarray) -> None:
+    """What points alone say, against the value that was found with chains."""
+    if opinion.count >= FEWEST_POINTS:
+        found.points_log_z, found.points_stderr = opinion.log_z, opinion.stderr
+    apart, contradicts = opinion.against(found.log_z, found.stderr, samples)
+    found.stderr = math.hypot(found.stderr, apart)
+    if contradicts:
+        found.flags["points"] = f"{opinion.log_z:.4g} +- {opinion.stderr:.2g} from {opinion.count:.0f} that count"
 
 
 def _points_alone(prior: Prior, check: _Side, sigma: float, beta: float, size: int, solutions: bool) -> Integration:
@@ -336,8 +374,8 @@ def _mixing(found: Integration, sides: Sequence[_Side], both: _Sum) -> dict[str,
     """Whether the chains moved enough for an error to be read off them, and whether all of them are in one place.
 
     An error that is estimated from chains of fewer than two correlation times means nothing. Nor does it where V lies
-    apart from chain to chain (R-hat) *and* each has adapted to another curvature: then there is a core that long steps
-    do not find and a plain that short ones do not cross, and chains that agree in the mean do so by chance.
+    far apart from chain to chain (R-hat), or less far but each has adapted to another curvature: then there is a core
+    that long steps do not find and a plain that short ones do not cross, and chains that agree do so by chance.
     """
     steps = np.log([[trace.step for side in sides for trace in side.nodes[k]] for k in range(len(both.raw_tau))])
     count = steps.shape[1]
@@ -348,10 +386,13 @@ def _mixing(found: Integration, sides: Sequence[_Side], both: _Sum) -> dict[str,
     r_hat = np.array(found.diagnostics["r_hat"])
     found.diagnostics["independent"] = samples.tolist()
     found.diagnostics["step_spread"] = spread.tolist()
-    apart = (spread > APART) & (r_hat > LARGEST_R_HAT)
-    if apart.any():
-        k = int(np.argmax(np.where(apart, r_hat, 0)))
-        return {"mixing": f"steps {np.exp(spread[k]):.1f}-fold apart where R-hat = {r_hat[k]:.1f}"}
+    r_hat = np.nan_to_num(r_hat, nan=1.0, posinf=1e6).clip(1.0)
+    half = np.array(found.diagnostics["samples"]) / count // 2
+    limit = np.maximum(LARGEST_R_HAT, np.sqrt(1 + LEAST_BETWEEN / half))
+    apart = np.log(r_hat) / np.log(limit) * np.maximum(1.0, CURVATURES * spread)
+    if apart.max() > 1:
+        k = int(np.argmax(apart))
+        return {"mixing": f"R-hat = {r_hat[k]:.1f} where steps are {np.exp(spread[k]):.1f}-fold apart"}
     return {"mixing": f"{independent:.1f} independent samples a chain"} if independent < FEWEST else {}
 
 

@@ -18,6 +18,7 @@ FLAGS: dict[str, str] = {
     "drift": "V still moves while it is sampled: more burn-in and samples",
     "virial": "the virial theorem does not hold: not in equilibrium, or V is not smooth",
     "accept": "too few trajectories are accepted: more burn-in, so that the step can adapt",
+    "points": "independent points say otherwise: wells that chains hardly go between; more samples and chains",
     "mixing": "the chains hardly move, or are in places of other curvature: more samples and chains",
     "cap": "trajectories are cut short: sigma or beta is too large for the longest allowed",
     "bounds": "the value lies outside its own bounds: not in equilibrium",
@@ -53,6 +54,8 @@ class Integration:
         phi: log Z/N + (r - 1 - log r)/2, the normalised local entropy at d* = N sigma^2 r/2.
         phi_stderr: Its error.
         share: ``measure="error"``: the share of solutions at the top.
+        points_log_z: log Z as independent points alone have it, where enough of them count.
+        points_stderr: Its error.
         betas: The nodes, beta_low first.
         llc: lambda = beta <V>_beta at each.
         llc_stderr: Its error.
@@ -89,6 +92,8 @@ class Integration:
     phi: float = math.nan
     phi_stderr: float = math.nan
     share: float = math.nan
+    points_log_z: float = math.nan
+    points_stderr: float = math.nan
     betas: list[float] = field(default_factory=list)
     llc: list[float] = field(default_factory=list)
     llc_stderr: list[float] = field(default_factory=list)

@@ -5,6 +5,7 @@
     128 independent points                               V alone, no gradient
     R chains down from beta, started at the weights      12 + 18 trajectories a node, three times the burn-in at first
     R chains up from beta_low, started from N(0, 1)      12 + 18 trajectories a node
+    up to 1,024 points where a few of 128 count at beta  a second opinion (:mod:`wideflat.entropy.second_opinion`)
 
 Where the error of the rule makes the value useless there are twice as many nodes. With ``target_stderr`` it goes on in
 rounds. A round does what lowers the error most: more points, twice as many nodes where the error of the rule dominates,
@@ -28,6 +29,7 @@ import torch
 from wideflat.checks import number, whole
 from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, normal, start
 from wideflat.entropy.integration import bracket, integrate
+from wideflat.entropy.second_opinion import MOST_ASKED, Opinion, more_points, outlying, worth_asking
 from wideflat.entropy.temperatures import Grid, Prior
 from wideflat.entropy.volume import Integration
 from wideflat.kernels.float64 import fetched
@@ -145,6 +147,9 @@ class Walk:
             self.forecast(None)
             trace = self._chain("down 0", (self.beta,), (3 * self.effort.burn,), self._at_weights)
             return bracket(prior, trace, **self._about())
+        if prior.low == self.beta and outlying(prior.values, self.beta):
+            self._points(MOST_ASKED)
+            prior = Prior.of(np.array(self.values[: max(MOST_ASKED, self.effort.points)]), self.beta)
         if prior.low == self.beta:
             return self._points_alone(prior)
         grid = Grid.of(prior.low, self.beta)
@@ -200,7 +205,16 @@ class Walk:
 
     def _integrate(self, prior: Prior, grid: Grid, sides: dict[str, list[_Traces]]) -> Integration:
         up, down = ([list(traces.values()) for traces in sides[name]] for name in ("up", "down"))
-        return integrate(prior, grid, up, down, **self._about())
+        return integrate(prior, grid, up, down, opinion=self._opinion(prior), **self._about())
+
+    def _opinion(self, prior: Prior) -> Opinion:
+        """What points alone say at beta: the usual ones, and more where that is worth asking."""
+        asked, count = (self.beta, self.solutions), len(prior.values)
+        if worth_asking(prior.values, *asked):
+            while (more := more_points(np.array(self.values[:count]), *asked)) > count:
+                self._points(more)
+                count = more
+        return Opinion(np.array(self.values[:count]), *asked)
 
     def _about(self) -> dict[str, Any]:
         moving = getattr(self.energy, "moving", None)
