@@ -1,5 +1,6 @@
 import os
 import pickle
+import stat
 
 import numpy as np
 import pytest
@@ -59,3 +60,15 @@ def test_npz_files_are_read_whole_or_refused_by_name(tmp_path):
     for name in ("cut", "pickled", "one", "objects", "flipped"):
         with pytest.raises(ValueError, match=rf"{name}\.npz is not a whole \.npz file of plain arrays"):
             read_npz(tmp_path / f"{name}.npz")
+
+
+def test_a_pipe_or_a_device_stays_what_it_is(tmp_path):
+    """A rename would put a file in its place: for root, in that of /dev/null."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for place in (pipe, link):
+        with pytest.raises(ValueError, match=r"(pipe|link) is no file .* not written to"), atomic_write(place) as file:
+            file.write("x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]

@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered
-from wideflat.checks import check_cycle, check_parameters, maker, number, refuse_differentiable, shown
+from wideflat.checks import check_parameters, maker, number, shown
+from wideflat.checks.family import check_cycle, refuse_differentiable
+from wideflat.checks.options import param_group as checked_group
+from wideflat.checks.options import strength
 from wideflat.cycles import Cycles
 from wideflat.kernels.branchless import Lists, Outer, Real
 from wideflat.kernels.foreach import pull_back
@@ -134,6 +137,7 @@ class Entropic(Cycles):
 
     @pull.setter
     def pull(self, value: float) -> None:
+        value = strength("pull", value)
         if isinstance(self._record["pull"], Tensor):  # of a captured step
             self._record["pull"].fill_(value)
         else:
@@ -193,7 +197,7 @@ class Entropic(Cycles):
             raise ValueError(
                 f"there are {len(self.inner)} inner optimizers; add the group to one of them, before Entropic is made"
             )
-        self.inner[0].add_param_group(param_group)
+        self.inner[0].add_param_group(checked_group(param_group))
         group = self.inner[0].param_groups[-1]
         group["entropic"] = self._record
         self.param_groups.append(group)

@@ -69,7 +69,7 @@ class TensorFlowRMSprop(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
+        if isinstance(lr, Tensor) and not lr.is_nested and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
             number(name, value, 0, LARGEST)

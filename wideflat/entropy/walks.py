@@ -76,7 +76,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         for name, least in (("chains", 1), ("samples", 4), ("burn", 2), ("points", 8), ("cap", 1)):
-            whole(name, getattr(self, name), least, MOST)
+            object.__setattr__(self, name, whole(name, getattr(self, name), least, MOST))
         if self.target_stderr is not None:
             number("target_stderr", self.target_stderr, above=0)
 
