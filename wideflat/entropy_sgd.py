@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
-from wideflat.checks import check_parameters, choice, maker, optimizer, warn_of_low_lr
+from wideflat.checks import check_parameters, choice, flag, maker, optimizer, warn_of_low_lr
 from wideflat.checks.family import check_entropy_sgd, refuse_differentiable, warn_of_adam
+from wideflat.checks.options import bounded
 from wideflat.checks.options import param_group as checked_group
 from wideflat.cycles import Cycles
 from wideflat.kernels.blocks import BlockLists
@@ -152,9 +153,11 @@ class EntropySGD(Cycles):
         differentiable: bool = False,
         capturable: bool = False,
     ) -> None:
-        if type(self) is EntropySGD and inner is None and inner_lr == INNER_LR:
+        if type(self) is EntropySGD and inner is None and isinstance(inner_lr, float) and inner_lr == INNER_LR:
             warn_of_low_lr(lr)
         refuse_differentiable(differentiable)
+        fused = None if fused is None else flag("fused", fused)
+        foreach = None if foreach is None else flag("foreach", foreach)
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         choice("rounding", rounding, ("kept", "nearest", "stochastic"))
@@ -167,7 +170,7 @@ class EntropySGD(Cycles):
         defaults |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"outer_momentum": outer_momentum, "outer_nesterov": outer_nesterov}
         defaults |= {"outer_weight_decay": outer_weight_decay, "seed": seed, "maximize": maximize}
-        super().__init__(params, defaults)
+        super().__init__(bounded(params), defaults)
         if inner is None:
             self.inner = [self._inner_sgd(group) for group in self.param_groups]
         else:
@@ -244,7 +247,7 @@ class EntropySGD(Cycles):
 
     def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
         """Where a group is to be maximized, turn its gradients round; those that were there, to be put back."""
-        rising = [p for group in self.param_groups if group["maximize"] for p in group["params"]]
+        rising = [p for group in self.param_groups if flag("maximize", group["maximize"]) for p in group["params"]]
         before = [(p, p.grad) for p in rising if self._has_gradient(p)]
         for p, gradient in before:
             assert gradient is not None

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
 from wideflat.checks import LARGEST, flag, instance, maker, network, number, optimizer, refuse_shared_memory
+from wideflat.checks.options import bounded, strength
 from wideflat.checks.options import param_group as checked_group
-from wideflat.checks.options import strength
 from wideflat.checks.records import check_state_dict, of_shape, reading
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.shards import is_sharded, like, local, local_gradient, norm
@@ -129,7 +129,7 @@ class SAM(Optimizer):
         self.perturb_dtype = None if perturb_dtype is None else instance("perturb_dtype", perturb_dtype, torch.dtype)
         self._memory: dict[Tensor, Tensor] = {}
         self._work = _Work()
-        super().__init__(params, {"rho": rho, "adaptive": adaptive})
+        super().__init__(bounded(params), {"rho": rho, "adaptive": adaptive})
         for group in self.param_groups:
             group["rho"] = number("rho", group["rho"], 0, LARGEST)
         refuse_shared_memory([p for group in self.param_groups for p in group["params"]])

@@ -132,7 +132,7 @@ class Card:
     @classmethod
     def from_dict(cls, content: Any) -> Card:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or str(content.get("kind")) != _KIND or not is_format_1(content):
+        if not isinstance(content, dict) or not is_format_1(content, _KIND):
             raise ValueError(f"expected a {_KIND} of format 1")
         measures = {measure.name: measure for measure in MEASURES}
         with reading("card"):
@@ -190,7 +190,8 @@ class Card:
         """One page that needs nothing but itself; matplotlib and plotly draw it."""
         from wideflat.cards.page import page_of
 
-        numbers = json.dumps(self.to_dict(), allow_nan=False).replace("<", "\\u003c")
+        with reading("card"):
+            numbers = json.dumps(self.to_dict(), allow_nan=False).replace("<", "\\u003c")
         end = f'<script type="application/json" id="card">{numbers}</script>\n</body>'
         return page_of(self).replace("</body>", end)
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 __all__ = [
@@ -287,6 +288,10 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     ValueError: weights must have 2 or 3 dimensions, got a tensor of shape (2,)
     """
     if isinstance(value, Tensor):
+        if isinstance(value, UninitializedParameter) or value.is_nested:
+            raise TypeError(
+                f"{name} must be a dense tensor of real numbers, got a {type(value).__name__} without a shape"
+            )
         tensor = value
     else:
         if not isinstance(value, (list, tuple, range, np.ndarray, numbers.Number)) and not hasattr(

@@ -21,8 +21,9 @@ def check_cycle(settings: dict[str, Any]) -> None:
     if not isinstance(steps, int) or whole("inner_steps", steps, 1) != steps:  # Python's own, which any file can hold
         raise TypeError(f"inner_steps must be a whole number >= 1, got {shown(steps)}")
     for name in ("position", "step"):  # of a group that somebody has changed
-        if not isinstance(settings.get(name, 0), Tensor):
-            whole(name, settings.get(name, 0))
+        counter = settings.get(name, 0)  # a tensor of one number where steps are captured
+        if not isinstance(counter, Tensor) or counter.is_nested or counter.numel() != 1:
+            whole(name, counter)
     if not isinstance(settings["seed"], int):
         raise ValueError(f"seed must be a whole number, got {shown(settings['seed'])}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch import Tensor
 from wideflat.checks import flag, instance, number, real_tensor, shown
 from wideflat.checks.records import array
 
-__all__ = ["check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
+__all__ = ["bounded", "check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
+
+#: No network has more parameters, each of which is a tensor.
+MOST_PARAMS = 10**6
 
 
 def text(name: str, value: Any) -> str | None:
@@ -28,7 +32,7 @@ def text(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (int, float, np.number)):
-        return str(value)
+        return shown(value) if type(value) in (int, float) else str(value)
     raise TypeError(f"{name} must be a text, got {shown(value)}")
 
 
@@ -115,6 +119,24 @@ def param_group(value: Any) -> dict[str, Any]:
     if "params" not in value:
         raise ValueError(f"a param group must be a dictionary with params, got {shown(value)}")
     return value
+
+
+def bounded(params: Any) -> Any:
+    """Parameters or param groups of an optimizer: those of an iterator in a list, unless it has no end.
+
+    >>> len(bounded(iter([torch.zeros(1)] * 3)))
+    3
+    >>> bounded(itertools.repeat(0.1))
+    Traceback (most recent call last):
+    ...
+    ValueError: params must be at most 1000000 parameters or groups, got an iterator of more
+    """
+    if not isinstance(params, Iterator):
+        return params
+    found = list(itertools.islice(params, MOST_PARAMS + 1))
+    if len(found) > MOST_PARAMS:
+        raise ValueError(f"params must be at most {MOST_PARAMS} parameters or groups, got an iterator of more")
+    return found
 
 
 def _numeric(name: str, value: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from wideflat.checks import number, shown
 
@@ -59,14 +60,14 @@ def reading(what: str) -> Iterator[None]:
         raise ValueError(f"this is not a whole {what}: a part is missing or damaged ({reason})") from error
 
 
-def is_format_1(content: dict[str, Any]) -> bool:
-    """Does a record say that it is of format 1? Anything may stand in its place.
+def is_format_1(content: dict[str, Any], kind: str | None = None) -> bool:
+    """Does a record say that it is of format 1, and of a kind? Anything may stand in the place of either.
 
     >>> is_format_1({"format": 1}), is_format_1({"format": np.ones(2)})
     (True, False)
     """
-    said = content.get("format")
-    return isinstance(said, int) and said == 1
+    said, named = content.get("format"), content.get("kind")
+    return isinstance(said, int) and said == 1 and (kind is None or (isinstance(named, str) and named == kind))
 
 
 def array(name: str, value: Any) -> np.ndarray:
@@ -121,6 +122,8 @@ def dense(name: str, value: Any) -> Tensor:
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor, got {shown(value)}")
+    if isinstance(value, UninitializedParameter):
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got a parameter without a shape")
     if value.layout is not torch.strided or value.is_nested or value.is_complex() or value.is_quantized:
         raise TypeError(f"{name} must be a dense tensor of real numbers, got {shown(value)} of {value.dtype}")
     return value

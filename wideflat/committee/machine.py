@@ -134,7 +134,8 @@ class CommitteeMachine(nn.Module):
 
     def _patterns(self, x: Tensor) -> Tensor:
         """Patterns, or a refusal of what is none for this machine."""
-        instance("x", x, Tensor, "a tensor of patterns")
+        if instance("x", x, Tensor, "a tensor of patterns").is_nested:
+            raise TypeError("x must be a dense tensor of patterns, got a nested one")
         alike = x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type)
         if x.dim() == 0 or x.shape[-1] != self.num_inputs or not alike:
             raise ValueError(
@@ -150,7 +151,9 @@ class CommitteeMachine(nn.Module):
             mask: Factors of the hidden units, (..., H), in place of those that dropout draws in training mode.
         """
         hidden = torch.tanh(self.tanh_beta * F.linear(self._patterns(x), self.weight))
-        if mask is not None and instance("mask", mask, Tensor).shape[-1:] not in (hidden.shape[-1:], (1,), ()):
+        if mask is not None and instance("mask", mask, Tensor).device != x.device:
+            raise ValueError(f"mask must be where x is, on {x.device}, and is on {mask.device}")
+        if mask is not None and mask.shape[-1:] not in (hidden.shape[-1:], (1,), ()):
             raise ValueError(f"mask must have a factor for each of {self.hidden} hidden units, got {shown(mask)}")
         hidden = F.dropout(hidden, self.dropout, self.training) if mask is None else hidden * mask
         return hidden.sum(dim=-1) / math.sqrt(self.hidden)

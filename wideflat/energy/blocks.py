@@ -317,10 +317,8 @@ def restore_random_state(state: tuple[Any, ...]) -> None:
 def _in_memory(data: Any) -> bool:
     """Whether ``data`` is tensors with one common first axis, and not batches."""
     if isinstance(data, (Tensor, np.ndarray)):
-        if isinstance(data, UninitializedParameter) or (isinstance(data, Tensor) and data.is_nested):
-            raise TypeError("data must be dense tensors of real numbers, got a nested one, or one without content")
-        return data.ndim > 0
-    if isinstance(data, Mapping):
+        leaves = [data]
+    elif isinstance(data, Mapping):
         leaves = list(data.values())
     elif _several_inputs(data):
         leaves = [*(data[0].values() if isinstance(data[0], Mapping) else data[0]), data[1]]
@@ -330,6 +328,8 @@ def _in_memory(data: Any) -> bool:
         return False
     tensors = bool(leaves) and all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in leaves)
     for leaf in leaves if tensors else ():
+        if isinstance(leaf, UninitializedParameter):
+            raise TypeError("data must be tensors with contents, got a parameter without a shape")
         if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
             raise TypeError(
                 f"data in memory must be dense tensors, which can be cut into batches; got one of layout {leaf.layout}."

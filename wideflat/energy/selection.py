@@ -111,6 +111,8 @@ def layers_of(model: nn.Module, layers: Iterable[str] | None = None) -> dict[str
     """
     modules = dict(network(model).named_modules())
     own = [prefix for prefix, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
+    if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor, nn.Module))):
+        raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
     wanted = own if layers is None else list(islice(layers, MOST_NAMES))
     if unknown := [layer for layer in wanted if not isinstance(layer, str) or layer not in modules]:
         raise ValueError(f"the network has no layer {shown(unknown[0])}; its layers are {', '.join(sorted(own))}")

@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, flag, instance, numbers_of
+from wideflat.checks import choice, flag, instance, numbers_of, shown
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import array, is_format_1, reading
+from wideflat.checks.records import array, dense, is_format_1, reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
@@ -107,8 +107,10 @@ class ShiftProfile(Result):
         if shapes != {(len(self.positions),)}:
             raise ValueError(f"every position must have a value, got arrays of the shapes {sorted(shapes)}")
         if self.barrier_interval is not None:
-            low, high = array("barrier_interval", self.barrier_interval)
-            self.barrier_interval = float(low), float(high)
+            ends = array("barrier_interval", self.barrier_interval)
+            if ends.shape != (2,):
+                raise ValueError(f"barrier_interval must be two numbers, got {shown(self.barrier_interval)}")
+            self.barrier_interval = float(ends[0]), float(ends[1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
@@ -274,8 +276,8 @@ def shift_profile(
             raise ValueError(f"align is for other weights, not for {kind}=")
         given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
-    shown = Progress("shift profile", len(ways) + 1, progress)
-    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, shown as bar:
+    display = Progress("shift profile", len(ways) + 1, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, display as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
         stops = [_stop(evaluation, change, way, batches) for way in ways]
         found = sample(evaluation, blocks, stops, bar)
@@ -367,7 +369,7 @@ def _to_other(
         )
     buffers = {name: b for name, b in model.named_buffers() if name in state and b.is_floating_point()}
     for name, ours in {**weights, **buffers}.items():
-        if state[name].shape != ours.shape:
+        if dense(name, state[name]).shape != ours.shape:
             raise ValueError(f"{name} has shape {tuple(ours.shape)} here and {tuple(state[name].shape)} in other")
     directions = {name: state[name].detach().to(weight) - weight for name, weight in weights.items()}
     return directions, {name: state[name].detach().to(buffer) - buffer for name, buffer in buffers.items()}

@@ -168,7 +168,7 @@ def free_entropy(
         )
     if solution_beta is not None:
         solution_beta = number("solution_beta", solution_beta, above=0)
-    cap = MOST_STEPS_AT_KINKS if measure == "error" else MOST_STEPS
+    cap = MOST_STEPS_AT_KINKS if isinstance(measure, str) and measure == "error" else MOST_STEPS
     effort = Effort(chains, samples, burn, points, int(seed), cap, target_stderr, quick)
     size = block_size(model) if batch_size is None else whole("batch_size", batch_size, 1)
     fixed = FixedData(data, size, subset, subset_seed)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import network as checked_network
-from wideflat.checks import whole
+from wideflat.checks import number, whole
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.lanczos import Krylov
@@ -126,6 +126,7 @@ def llc(
     if isinstance(measure, str) and measure == "error":
         raise ValueError('the error has no learning coefficient: it is a step function; use measure="loss"')
     model = whole_network(checked_network(model))
+    sigma = number("sigma", sigma, above=0)
     probes, lanczos_steps = whole("probes", probes, 1, 10**6), whole("lanczos_steps", lanczos_steps, 1, 10**6)
     size = block_size(model) if batch_size is None else whole("batch_size", batch_size, 1)
     fixed = FixedData(data, size, subset, subset_seed)

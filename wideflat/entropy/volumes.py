@@ -217,11 +217,11 @@ class FreeEntropy(Result):
     @classmethod
     def from_dict(cls, content: Any) -> FreeEntropy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or str(content.get("kind")) != cls.KIND or not is_format_1(content):
+        if not isinstance(content, dict) or not is_format_1(content, cls.KIND):
             raise ValueError(f"expected a {cls.KIND} of format 1")
         with reading(cls.KIND):
             points = [Integration.from_dict(point) for point in content["points"]]
-            return cls(points, dict(content["conventions"]), content["complete"])
+            return cls(points, instance("conventions", content["conventions"], dict), content["complete"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""

@@ -71,9 +71,8 @@ class Focusing:
             )
         if isinstance(kind, str) and kind != "constant" and total is None:
             raise ValueError("total must be > 0: the calls of step() until the end of training; got None")
-        if total is not None:
-            if not number("total", total) > 0:
-                raise ValueError(f"total must be > 0: the calls of step() until the end of training; got {total}")
+        if total is not None and not number("total", total) > 0:
+            raise ValueError(f"total must be > 0: the calls of step() until the end of training; got {total}")
         if gamma_max is not None:
             number("gamma_max", gamma_max, 0)
         self.target = target
@@ -193,7 +192,7 @@ class Focusing:
 
     def _read(self) -> list[float]:
         if self._attribute is not None:
-            return [float(getattr(self.target, self._attribute))]
+            return [number(f"the {self._attribute} of target", getattr(self.target, self._attribute))]
         if not hasattr(self.target, "param_groups"):
             raise ValueError(f"a {type(self.target).__name__} has no gamma to focus")
         if not all("gamma" in group for group in self.target.param_groups):

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from wideflat.batch_norm import refresh_batch_norm
-from wideflat.checks import choice, flag, number
+from wideflat.checks import choice, flag
+from wideflat.checks import number as checked_number
 from wideflat.cycles import Cycles
 from wideflat.focusing import Focusing
 
@@ -66,8 +67,8 @@ class Guide:
 
     def __post_init__(self) -> None:
         choice("by", self.by, ("step", "epoch"))
-        self.factor = None if self.factor is None else number("factor", self.factor, above=0)
-        self.total = None if self.total is None else number("total", self.total, above=0)
+        self.factor = None if self.factor is None else checked_number("factor", self.factor, above=0)
+        self.total = None if self.total is None else checked_number("total", self.total, above=0)
         self.batch_norm = flag("batch_norm", self.batch_norm)
         if not isinstance(self.kind, str):
             raise TypeError(

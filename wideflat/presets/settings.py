@@ -184,9 +184,9 @@ class Preset:
         for field, known in CHOICES.items():
             one_of(field, getattr(self, field), known)
         one_of("dataset", self.dataset, (*FACTS, *OWN))
-        algorithms.check(self)
         for field, most in COUNTS.items():
             object.__setattr__(self, field, whole(field, getattr(self, field), 1, most))
+        algorithms.check(self)
         for field in ("lr", "weight_decay", "inner_lr", "epsilon", "rho", "padding", "cutout"):
             number(field, getattr(self, field), 0)
         for field in ("momentum", "alpha"):
