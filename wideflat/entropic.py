@@ -105,6 +105,7 @@ class Entropic(Cycles):
         _check_optimizers(optimizers)
         for name, value in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum), ("pull", pull)):
             number(name, value, 0, 1e30)
+        outer_lr, outer_momentum = strength("outer_lr", outer_lr), strength("outer_momentum", outer_momentum)
         settings = {"inner_steps": inner_steps, "pull": pull, "alpha": alpha, "epsilon": epsilon, "seed": seed}
         check_cycle(settings)
         self._set_up(inner_state, state_dtype, state_device)
