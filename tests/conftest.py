@@ -49,7 +49,7 @@ def ranks():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
 
-    def run(function, world_size, *arguments, timeout=60.0, errors=False):
+    def run(function, world_size, *arguments, timeout=240.0, errors=False):
         # The store lives in this process, as it does in the agent of torchrun.
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]

@@ -15,7 +15,7 @@ def run(file, function, arguments, rank, world_size, port, sender):
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        timeout = timedelta(seconds=20)
+        timeout = timedelta(seconds=200)  # a rank may be long in coming where the machine is busy
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
         spec = importlib.util.spec_from_file_location("the_test", file)
         module = importlib.util.module_from_spec(spec)

@@ -1,5 +1,6 @@
 import os
 import pickle
+import stat
 
 import numpy as np
 import pytest
@@ -65,3 +66,15 @@ def test_a_run_whose_name_has_more_in_it_is_suggested(tmp_path):
     (tmp_path / "cifar10-smallconvnet-sgd-photos-epochs15-batch-size30-limit-data300-seed0").mkdir()
     assert "did you mean" in missing(tmp_path / "cifar10-smallconvnet-sgd-0")
     assert "did you mean" not in missing(tmp_path / "something-else")
+
+
+def test_a_pipe_or_a_device_stays_what_it_is(tmp_path):
+    """A rename would put a file in its place: for root, in that of /dev/null."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for place in (pipe, link):
+        with pytest.raises(ValueError, match=r"(pipe|link) is no file .* not written to"), atomic_write(place) as file:
+            file.write("x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]

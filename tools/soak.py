@@ -236,10 +236,11 @@ class Soak:
             self.jobs[a] = self.start(a)
 
     def sample(self, pid: int) -> None:
-        """How much memory a job has."""
+        """How much memory a job has for itself; what is mapped from files comes and goes with what others do."""
         with contextlib.suppress(OSError):
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            if not pages:  # it has ended
+            resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+            pages = resident - shared
+            if not resident:  # it has ended
                 return
             self.memory.setdefault(pid, []).append((time.time(), pages * os.sysconf("SC_PAGESIZE") / 1e6))
 

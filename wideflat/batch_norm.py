@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from wideflat.checks import network, shown, whole
+from wideflat.checks import function, instance, network, shown, whole
 from wideflat.kernels.float64 import has_float64
 
 __all__ = ["refresh_batch_norm"]
@@ -84,7 +84,11 @@ def refresh_batch_norm(
     if not isinstance(loader, Iterable) or isinstance(loader, Tensor):
         raise TypeError(f"loader must be an iterable of batches, got {shown(loader)}; one batch is [batch]")
     if num_batches is not None:
-        whole("num_batches", num_batches, 0)
+        num_batches = whole("num_batches", num_batches, 0)
+    if forward is not None:
+        function("forward", forward)
+    if group is not None:
+        instance("group", group, dist.ProcessGroup)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return

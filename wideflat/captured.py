@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered
+from wideflat.checks import flag
 from wideflat.kernels.branchless import Lists, Outer, Real, chances, noise_scale, phase_of, scattered
 from wideflat.kernels.counter import key_of, normal, table_on
 from wideflat.kernels.foreach import add_noise
@@ -64,7 +65,7 @@ class Captured(Centered):
 
     def _settle_capture(self, capturable: bool) -> None:
         """Find out whether steps can be captured, at the end of a constructor; refuse what was asked for and cannot."""
-        self.capturable, self._obstacle = capturable, type(self)._obstacle
+        self.capturable, self._obstacle = flag("capturable", capturable), type(self)._obstacle
         params, group = self._parameters(), self.outer.param_groups[0]
         if self._obstacle is not None:
             pass
@@ -76,7 +77,7 @@ class Captured(Centered):
             self._obstacle = "because its outer optimizer is not torch's SGD without dampening"
         elif self._prefix and self.inner_state == "restart":
             self._obstacle = "because the state of its inner optimizer restarts with each cycle (inner_state)"
-        if capturable and self._obstacle is not None:
+        if self.capturable and self._obstacle is not None:
             raise ValueError(
                 f"capturable=True: steps of this {type(self).__name__} cannot be captured, {self._obstacle}"
             )

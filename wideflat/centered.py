@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.checks import instance, warn_user
-from wideflat.checks.records import check_state_dict
+from wideflat.checks import instance, shown, warn_user
+from wideflat.checks.options import device, dtype
+from wideflat.checks.records import check_state_dict, dense
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.float64 import doubled
 from wideflat.kernels.foreach import as_held
@@ -61,11 +62,10 @@ class Centered(Optimizer):
 
     def _set_up(self, inner_state: str, state_dtype: torch.dtype, state_device: torch.device | str | None) -> None:
         """Set what every subclass has; before torch's constructor."""
-        if inner_state not in ("keep", "restart"):
-            raise ValueError(f"inner_state must be 'keep' or 'restart', got {inner_state!r}")
-        if not (isinstance(state_dtype, torch.dtype) and state_dtype.is_floating_point):
-            raise ValueError(f"state_dtype must be a type of real numbers, such as torch.float32; got {state_dtype}")
-        self.inner_state, self.state_dtype, self.state_device = inner_state, state_dtype, state_device
+        if not isinstance(inner_state, str) or inner_state not in ("keep", "restart"):
+            raise ValueError(f"inner_state must be 'keep' or 'restart', got {shown(inner_state)}")
+        self.inner_state = inner_state
+        self.state_dtype, self.state_device = dtype("state_dtype", state_dtype), device("state_device", state_device)
         self.inner = []
         self._centers: dict[Tensor, Tensor] = {}
         self._initial: list[dict[Tensor, Any]] = []
@@ -235,7 +235,7 @@ class Centered(Optimizer):
         self._refuse_within_center("load_state_dict()")
         handle = self.register_load_state_dict_pre_hook(_hear)  # the last one: it hears what the others made
         try:
-            super().load_state_dict(state_dict)
+            super().load_state_dict(instance("state_dict", state_dict, dict, "a dictionary, as state_dict() gave it"))
         finally:
             handle.remove()
             self.__dict__.pop("_heard", None)
@@ -408,7 +408,7 @@ def _hear(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     for index, (p, number) in enumerate(zip(params, numbers, strict=False)):  # torch refuses another number of them
         state = state_dict["state"].get(number, {})
         for name in (*OWN, "explorer", "rest", "outer_momentum_buffer"):
-            if name in state and instance(f"{name} of parameter {index}", state[name], Tensor).shape != p.shape:
+            if name in state and dense(f"{name} of parameter {index}", state[name]).shape != p.shape:
                 raise ValueError(
                     f"the saved {name} of parameter {index} has the shape {tuple(state[name].shape)}, the parameter "
                     f"{tuple(p.shape)}; load the state of an optimizer of the same parameters"

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.captured import Captured
+from wideflat.checks import function
+from wideflat.checks.family import check_cycle
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.one_pass import OnePass
@@ -66,12 +68,25 @@ class Cycles(Captured):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = function("closure", closure)()
+        try:
+            self._advance()
+        except Exception:
+            self._check_settings()  # one that was changed since to what it cannot be is said so
+            raise
+        return loss
+
+    def _check_settings(self) -> None:
+        for settings in self._settings():
+            check_cycle(settings)
+
+    def _advance(self) -> None:
+        """A step with the gradients that are there."""
         position, inner_steps = self._phase()
         if self._is_rehearsal():
             self._parts(self._has_gradient)
             self._rehearse()
-            return loss
+            return
         self._forget_rehearsal()
         if position == 0:
             self._start_idle()
@@ -88,7 +103,6 @@ class Cycles(Captured):
         self._count(position + 1)
         if position + 1 >= inner_steps:
             self._outer_step()
-        return loss
 
     def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
         """Turn gradients that point upwards; those that were there. Here the inner optimizers do so themselves."""

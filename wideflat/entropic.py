@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered
-from wideflat.checks import check_cycle, check_parameters, maker, number, refuse_differentiable, shown
+from wideflat.checks import check_parameters, maker, number, shown
+from wideflat.checks.family import check_cycle, refuse_differentiable
+from wideflat.checks.options import param_group as checked_group
+from wideflat.checks.options import strength
 from wideflat.cycles import Cycles
 from wideflat.kernels.branchless import Lists, Outer, Real
 from wideflat.kernels.foreach import pull_back
@@ -102,6 +105,7 @@ class Entropic(Cycles):
         _check_optimizers(optimizers)
         for name, value in (("outer_lr", outer_lr), ("outer_momentum", outer_momentum), ("pull", pull)):
             number(name, value, 0, 1e30)
+        outer_lr, outer_momentum = strength("outer_lr", outer_lr), strength("outer_momentum", outer_momentum)
         settings = {"inner_steps": inner_steps, "pull": pull, "alpha": alpha, "epsilon": epsilon, "seed": seed}
         check_cycle(settings)
         self._set_up(inner_state, state_dtype, state_device)
@@ -143,6 +147,7 @@ class Entropic(Cycles):
 
     @pull.setter
     def pull(self, value: float) -> None:
+        value = strength("pull", value)
         if isinstance(self._record["pull"], Tensor):  # of a captured step
             self._record["pull"].fill_(value)
         else:
@@ -206,7 +211,7 @@ class Entropic(Cycles):
             raise ValueError(
                 f"there are {len(self.inner)} inner optimizers; add the group to one of them, before Entropic is made"
             )
-        self.inner[0].add_param_group(param_group)
+        self.inner[0].add_param_group(checked_group(param_group))
         group = self.inner[0].param_groups[-1]
         group["entropic"] = self._record
         self.param_groups.append(group)

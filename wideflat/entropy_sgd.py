@@ -12,15 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
-from wideflat.checks import (
-    check_entropy_sgd,
-    check_parameters,
-    maker,
-    optimizer,
-    refuse_differentiable,
-    warn_of_adam,
-    warn_of_low_lr,
-)
+from wideflat.checks import check_parameters, choice, flag, maker, optimizer, warn_of_low_lr
+from wideflat.checks.family import check_entropy_sgd, refuse_differentiable, warn_of_adam
+from wideflat.checks.options import bounded
+from wideflat.checks.options import param_group as checked_group
 from wideflat.cycles import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.branchless import Lists, Outer, Real, sgd_
@@ -158,22 +153,24 @@ class EntropySGD(Cycles):
         differentiable: bool = False,
         capturable: bool = False,
     ) -> None:
-        if type(self) is EntropySGD and inner is None and inner_lr == INNER_LR:
+        if type(self) is EntropySGD and inner is None and isinstance(inner_lr, float) and inner_lr == INNER_LR:
             warn_of_low_lr(lr)
         refuse_differentiable(differentiable)
+        fused = None if fused is None else flag("fused", fused)
+        foreach = None if foreach is None else flag("foreach", foreach)
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        if rounding not in ("kept", "nearest", "stochastic"):
-            raise ValueError(f"rounding must be 'kept', 'nearest' or 'stochastic', got {rounding!r}")
+        choice("rounding", rounding, ("kept", "nearest", "stochastic"))
         self._fused, self._plain, self.rounding, self._foreach = fused, inner is None, rounding, foreach
         self._prefix = "" if self._plain else "inner_"
-        self._set_up(inner_state or ("restart" if self._plain else "keep"), state_dtype, state_device)
+        kept = ("restart" if self._plain else "keep") if inner_state is None else inner_state
+        self._set_up(kept, state_dtype, state_device)
         defaults: dict[str, Any] = {"lr": lr, "inner_lr": inner_lr, "inner_steps": inner_steps, "gamma": gamma}
         defaults |= {"epsilon": epsilon, "alpha": alpha}
         defaults |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"outer_momentum": outer_momentum, "outer_nesterov": outer_nesterov}
         defaults |= {"outer_weight_decay": outer_weight_decay, "seed": seed, "maximize": maximize}
-        super().__init__(params, defaults)
+        super().__init__(bounded(params), defaults)
         if inner is None:
             self.inner = [self._inner_sgd(group) for group in self.param_groups]
         else:
@@ -190,9 +187,13 @@ class EntropySGD(Cycles):
 
     # --------------------------------------------------------------------------------------------------------- groups
 
+    def _check_settings(self) -> None:
+        for group in self.param_groups:
+            check_entropy_sgd(group)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; in the middle of a cycle it joins in with w' = w."""
-        super().add_param_group(param_group)
+        super().add_param_group(checked_group(param_group))
         group = self.param_groups[-1]
         left_out = group["momentum"] is None
         if left_out:
@@ -207,7 +208,7 @@ class EntropySGD(Cycles):
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
                     f"got {group['inner_steps']} beside {self.param_groups[0]['inner_steps']}"
                 )
-        except ValueError:
+        except (TypeError, ValueError):
             self.param_groups.pop()
             raise
         for name, start in (("step", 0), ("position", 0), ("evaluating", False)):
@@ -246,7 +247,7 @@ class EntropySGD(Cycles):
 
     def _descend(self) -> list[tuple[Tensor, Tensor | None]]:
         """Where a group is to be maximized, turn its gradients round; those that were there, to be put back."""
-        rising = [p for group in self.param_groups if group["maximize"] for p in group["params"]]
+        rising = [p for group in self.param_groups if flag("maximize", group["maximize"]) for p in group["params"]]
         before = [(p, p.grad) for p in rising if self._has_gradient(p)]
         for p, gradient in before:
             assert gradient is not None

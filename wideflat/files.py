@@ -83,7 +83,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
     """
     if mode not in ("w", "wb"):
         raise ValueError(f'mode must be "w" or "wb", got {mode!r}')
-    path = Path(path)
+    path = must_be_regular(location("path", path), "written to")
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
@@ -230,8 +230,12 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def must_be_regular(path: str | os.PathLike[str]) -> Path:
+def must_be_regular(path: str | os.PathLike[str], verb: str = "read") -> Path:
     """The path of a file, unless that is a device or a pipe, which need not have an end; it may not be there.
+
+    Args:
+        path: The file.
+        verb: What would be done with it. A device that is written to by a rename would be no device any more.
 
     Example:
         >>> must_be_regular("/dev/zero")
@@ -242,7 +246,7 @@ def must_be_regular(path: str | os.PathLike[str]) -> Path:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = os.stat(place).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ValueError(f"{place} is no file with an end but a device or a pipe, which is not read")
+            raise ValueError(f"{place} is no file with an end but a device or a pipe, which is not {verb}")
     return place
 
 

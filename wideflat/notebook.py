@@ -138,9 +138,11 @@ def plot(*results: Any, labels: Sequence[str] | None = None, ax: Any = None, **n
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['SGD', 'eSGD']
     """
+    if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
+        raise TypeError(f"labels must be a sequence of names, got {shown(labels)}")
     names = list(labels) if labels is not None else [str(number) for number in range(1, len(results) + 1)]
     if len(names) != len(results):
-        raise ValueError(f"labels must name each of the {len(results)} results, got {len(names)}: {names}")
+        raise ValueError(f"labels must name each of the {len(results)} results, got {len(names)}: {shown(names)}")
     drawn = dict(zip(names, results, strict=True)) | named
     if not drawn or len(drawn) != len(names) + len(named):
         raise ValueError("plot needs at least one result, and every one a label of its own")

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
 from wideflat.centered import warn_off_center
-from wideflat.checks import instance, network, whole
+from wideflat.checks import choice, flag, function, instance, network, shown, whole
 from wideflat.distributed.group import InProcess, set_to_mean
 from wideflat.kernels.shards import is_sharded
 from wideflat.replica_batches import ReplicaBatches
@@ -24,6 +24,14 @@ __all__ = ["Replicas"]
 
 #: More replicas in one process are never meant.
 MOST_REPLICAS = 10_000
+
+
+def _count(batches: Any) -> int:
+    """How many mini-batches there are."""
+    try:
+        return len(batches)
+    except Exception:  # it has none
+        raise TypeError(f"batches must be a sequence with one for each replica, got {shown(batches)}") from None
 
 
 class Replicas(nn.Module):
@@ -80,8 +88,9 @@ class Replicas(nn.Module):
                 f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
             )
         num_replicas = whole("num_replicas", num_replicas, 1, MOST_REPLICAS)
-        if vectorize not in (True, False, "auto"):
-            raise ValueError(f"vectorize must be True, False or 'auto', got {vectorize!r}")
+        if not isinstance(vectorize, bool) and not (isinstance(vectorize, str) and vectorize == "auto"):
+            raise ValueError(f"vectorize must be True, False or 'auto', got {shown(vectorize)}")
+        share_frozen, independent = flag("share_frozen", share_frozen), flag("independent", independent)
         first = network(make_model(), "what make_model returns")
         frozen = [p for p in first.parameters() if not p.requires_grad] if share_frozen else []
         kept = {id(p): p for p in frozen}
@@ -109,7 +118,12 @@ class Replicas(nn.Module):
         return iter(self.models)
 
     def __getitem__(self, index: int) -> nn.Module:
-        return self.models[index]
+        if isinstance(index, slice):
+            return self.models[index]
+        number = whole("the number of a replica", index, -len(self.models))
+        if number >= len(self.models):  # what ends a loop over them
+            raise IndexError(f"there are {len(self.models)} replicas, got {number}")
+        return self.models[number]
 
     def forward(self, batches: Tensor | Sequence[Tensor]) -> Tensor:
         """The outputs of each replica on its own mini-batch, stacked.
@@ -118,9 +132,9 @@ class Replicas(nn.Module):
             batches: A mini-batch for each replica: a sequence of y, or a tensor whose first dimension is y. For one
                 mini-batch x for all: ``x.expand(y, *x.shape)``.
         """
-        if len(batches) != len(self.models):
+        if _count(batches) != len(self.models):
             raise ValueError(
-                f"expected a mini-batch for each of the {len(self.models)} replicas, got {len(batches)}; "
+                f"expected a mini-batch for each of the {len(self.models)} replicas, got {_count(batches)}; "
                 "for one mini-batch x for all of them pass x.expand(num_replicas, *x.shape)"
             )
         if self.vectorize is True:
@@ -175,10 +189,13 @@ class Replicas(nn.Module):
             criterion: The loss of outputs and targets, for pairs.
             **settings: Further arguments of ``criterion``.
         """
-        if len(batches) != len(self.models):
-            raise ValueError(f"expected a mini-batch for each of the {len(self.models)} replicas, got {len(batches)}")
+        function("criterion", criterion)
+        if (count := _count(batches)) != len(self.models):
+            raise ValueError(f"expected a mini-batch for each of the {len(self.models)} replicas, got {count}")
         if isinstance(batches[0], Mapping):
             return torch.stack([_own_loss(m(**batch)) for m, batch in zip(self.models, batches, strict=True)]).sum()
+        if not all(isinstance(batch, (tuple, list)) and len(batch) == 2 for batch in batches):
+            raise TypeError(f"a mini-batch must be a pair of inputs and targets, or a mapping, got {shown(batches[0])}")
         outputs = self([inputs for inputs, _ in batches])
         losses = [criterion(out, target, **settings) for out, (_, target) in zip(outputs, batches, strict=True)]
         return torch.stack(losses).sum()
@@ -199,6 +216,8 @@ class Replicas(nn.Module):
             True
         """
         if isinstance(inputs, Mapping):
+            for name in inputs:
+                instance("the name of an input", name, str)
             outputs = torch.stack([_logits(model(**inputs)) for model in self.models])
         elif self.vectorize is True or (self.vectorize == "auto" and self._may_vectorize()):
             outputs = _logits(self(inputs.expand(len(self.models), *inputs.shape)))
@@ -226,8 +245,7 @@ class Replicas(nn.Module):
             buffers: ``"average"`` averages the buffers that are real numbers and keeps the first replica's others;
                 ``"first"`` keeps all of the first replica's.
         """
-        if buffers not in ("average", "first"):
-            raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        choice("buffers", buffers, ("average", "first"))
         if any(is_sharded(p) for p in self.parameters()):
             raise ValueError(
                 "the networks are sharded, so there is no copy of them on one rank: evaluate or save one of them "

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.centered import warn_off_center
-from wideflat.checks import number, numbers_of, warn_user, whole
+from wideflat.checks import choice, number, numbers_of, warn_user, whole
 from wideflat.checks import optimizer as checked_optimizer
+from wideflat.checks.options import strength
 from wideflat.checks.records import reading
 from wideflat.distributed.group import InProcess, ReplicaGroup, detached
 from wideflat.kernels.float64 import doubled
@@ -86,16 +87,14 @@ class ReplicaCoupling:
         mode: str = "gradient",
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ) -> None:
-        if not isinstance(period, int) or period < 1:
-            raise ValueError(f"period must be a whole number >= 1, got {period!r}")
-        if mode not in ("gradient", "proximal"):
-            raise ValueError(f"mode must be 'gradient' or 'proximal', got {mode!r}")
+        period = whole("period", period, 1)
+        choice("mode", mode, ("gradient", "proximal"))
         given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
         if mode == "proximal" and not given:
             raise ValueError("mode='proximal' needs the optimizer, whose lr it reads: pass optimizer=opt")
         self.group: ReplicaGroup = replica_group(replicas, mesh)
         self.period = period
-        self._gamma = gamma
+        self._gamma = None if gamma is None else strength("gamma", gamma)
         self.mode = mode
         self.optimizers = [checked_optimizer("optimizer", each) for each in given]
         self.calls = 0
@@ -120,7 +119,7 @@ class ReplicaCoupling:
 
     @gamma.setter
     def gamma(self, value: float) -> None:
-        self._gamma = value
+        self._gamma = strength("gamma", value)
 
     @torch.no_grad()
     def couple(self) -> bool:
@@ -318,8 +317,7 @@ class ReplicaCoupling:
 
     def barycenter(self, buffers: str = "average") -> nn.Module:
         """A network with the mean w_bar of the replicas' parameters; see `Replicas.barycenter`. All ranks call it."""
-        if buffers not in ("average", "first"):
-            raise ValueError(f"buffers must be 'average' or 'first', got {buffers!r}")
+        choice("buffers", buffers, ("average", "first"))
         return self.group.barycenter(self.at_barycenter, buffers)
 
     def prefetch(self) -> bool:

@@ -243,8 +243,8 @@ def test_unknown_settings_and_wrong_arguments_are_refused():
         ({"seeds": []}, "at least one"),
         ({"dtype": torch.float16}, "float32 or torch.float64"),
         ({"form": "sparse"}, 'form must be "auto", "gram" or "direct"'),
-        ({"refresh": 0}, "refresh must be >= 1"),
-        ({"threads": 0}, "threads must be >= 1"),
+        ({"refresh": 0}, "refresh must be a whole number >= 1"),
+        ({"threads": 0}, "threads must be a whole number >= 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             train(**{"setting": "sgd-fast", "inputs": x, "targets": y, "progress": False, **arguments})

@@ -32,6 +32,7 @@ def test_right_arguments_pass(name):
         *[("Replicas.own", "model", 3), ("Replicas.ensemble", "inputs", "x"), ("ASAM", "rho", 2**1000)],
         *[("LocalEnergy.from_dict, entries", "mean", [1.0]), ("Slice.from_dict", "positions", 3)],
         *[("local_energy, more", "sigmas", iter(lambda: 0.1, None)), ("DiLoCo", "pull", "x")],
+        *[(name, "params", iter(lambda: 0.1, None)) for name in ("ASAM", "EntropySGD, more")],
     ],
 )
 def test_wrong_ones_are_refused_in_our_words(name, argument, value):

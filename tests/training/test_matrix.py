@@ -263,12 +263,12 @@ def train_until(lighthouse, out, stops):
 def test_jobs_that_were_stopped_at_different_moments_go_on_together(ranks, tmp_path):
     """The second has met nobody once after the first had gone: it hands on its counters before it has begun again."""
     elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
-    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0, join_timeout=10.0)
+    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=5.0, join_timeout=60.0)
     try:
         job = (train_until, 2, f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}", str(tmp_path))
-        for kind, message in ranks(*job, (2, 4), timeout=120.0, errors=True):
+        for kind, message in ranks(*job, (2, 4), errors=True):
             assert kind == "Interrupted" and "is saved" in message
-        (first, told), (second, _) = ranks(*job, (None, None), timeout=120.0)
+        (first, told), (second, _) = ranks(*job, (None, None))
     finally:
         server.shutdown()
     np.testing.assert_array_equal(first, second)  # the barycenter of both
@@ -301,9 +301,14 @@ def test_what_cannot_lose_replicas_is_refused_with_the_reason(name, tmp_path):
 
 
 def set_up_late(lighthouse, out):
-    """Two are still being set up, and choose gamma0 together, when the third one comes."""
+    """Two are still being set up, and choose gamma0 together, when the third one comes; all train until it is in."""
     rank, begin = dist.get_rank(), Training.begin
-    begun, coming, told = Path(out) / "begun", Path(out) / "coming", []
+    begun, coming, joined, told = Path(out) / "begun", Path(out) / "coming", Path(out) / "joined", []
+
+    def say(line):
+        told.append(line)
+        if rank == 2 and "joined the others" in line:
+            joined.touch()
 
     def slowly(training):
         begun.touch()
@@ -319,8 +324,8 @@ def set_up_late(lighthouse, out):
     if rank == 2:
         coming.touch()
     with Elastic(rank, lighthouse, "127.0.0.1", start_timeout=8.0) as company:
-        how = {"progress": False, "tensorboard": False, "say": told.append}
-        long = dataclasses.replace(cell("rsgd", gamma0=None), num_replicas=3).with_epochs(40)
+        how = {"progress": False, "tensorboard": False, "say": say, "until": lambda row: joined.exists()}
+        long = dataclasses.replace(cell("rsgd", gamma0=None), num_replicas=3).with_epochs(100_000)
         run = train_in(company, long, out, images(), dataclasses.replace(options(), evaluate_every=40), **how)
     return bool(run.result()), told
 
@@ -330,7 +335,7 @@ def test_a_replica_that_comes_while_the_others_are_set_up_waits(ranks, tmp_path)
     server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=5.0, join_timeout=20.0)
     try:
         address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
-        found = ranks(set_up_late, 3, address, str(tmp_path), timeout=200.0)
+        found = ranks(set_up_late, 3, address, str(tmp_path), timeout=280.0)
     finally:
         server.shutdown()
     assert [finished for finished, _ in found] == [True] * 3

@@ -148,7 +148,7 @@ def torchrun(*arguments, ranks=2, wait=True):
     if not wait:
         return process
     try:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=280)
     finally:
         _kill(process)
     return process.returncode, output

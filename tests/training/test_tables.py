@@ -127,7 +127,7 @@ def test_ranks_go_on_to_the_same_end(ranks, tmp_path, damages):
 @EVERY_DAMAGE
 def test_jobs_that_come_and_go_do_so_too(ranks, tmp_path, damages):
     elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
-    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0, join_timeout=10.0)
+    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=5.0, join_timeout=60.0)
     try:
         address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
         found = ranks(train_damaged_as_jobs, 2, address, str(tmp_path), damages, timeout=300.0)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wideflat.checks import function
 from wideflat.kernels.shards import anywhere, local
 
 __all__ = ["call_for_gradients", "call_idle"]
@@ -28,14 +29,14 @@ def call_for_gradients(closure: Callable[[], Any], params: list[Tensor]) -> Any:
     before = [p for p in params if p.grad is not None and p.numel()]
     if not before:
         with torch.enable_grad():
-            return closure()
+            return function("closure", closure)()
     witness = min(before, key=Tensor.numel)
     kept = witness.grad
     witness.grad = marked = torch.full_like(witness, torch.nan)
     version = marked._version
     try:
         with torch.enable_grad():
-            loss = closure()
+            loss = function("closure", closure)()
     finally:
         untouched = witness.grad is marked and marked._version == version
         if untouched:
@@ -60,7 +61,7 @@ def call_idle(closure: Callable[[], Any], params: list[Tensor]) -> Any:
     """
     before = [p.grad for p in params]
     with torch.enable_grad():
-        loss = closure()
+        loss = function("closure", closure)()
     if any(p.grad is not gradient for p, gradient in zip(params, before, strict=True)):
         raise RuntimeError(
             "step(closure) was called after perturb() and restore(), and the closure made gradients once more: "

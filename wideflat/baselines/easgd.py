@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import number
 from wideflat.distributed.group import detached
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
 
@@ -60,9 +61,9 @@ class EASGD(ReplicaCoupling):
         gamma: float = 0.0,
     ) -> None:
         super().__init__(replicas, mesh=mesh, period=period, gamma=gamma)
-        if not 0 < rate <= 1:
+        self.rate = number("rate", rate)
+        if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be above 0 and at most 1, got {rate}")
-        self.rate = rate
         #: The center, parameter by parameter; at the barycenter to begin with.
         self.center: list[Tensor] = [p.detach().clone() for p in self._trainable()[0]]
         with torch.no_grad():

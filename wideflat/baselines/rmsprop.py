@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.checks import LARGEST, number
+from wideflat.checks.options import bounded
 from wideflat.kernels.shards import local, local_gradient
 
 __all__ = ["TensorFlowRMSprop"]
@@ -69,13 +70,13 @@ class TensorFlowRMSprop(Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
+        if isinstance(lr, Tensor) and not lr.is_nested and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
             number(name, value, 0, LARGEST)
         number("alpha", alpha, 0, 1)
         defaults = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
-        super().__init__(params, {**defaults, "maximize": maximize})
+        super().__init__(bounded(params), {**defaults, "maximize": maximize})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

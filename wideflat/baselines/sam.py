@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
-from wideflat.checks import LARGEST, instance, maker, network, number, optimizer, refuse_shared_memory
-from wideflat.checks.records import check_state_dict
+from wideflat.checks import LARGEST, flag, instance, maker, network, number, optimizer, refuse_shared_memory
+from wideflat.checks.options import bounded, strength
+from wideflat.checks.options import param_group as checked_group
+from wideflat.checks.records import check_state_dict, of_shape, reading
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.shards import is_sharded, like, local, local_gradient, norm
 from wideflat.kernels.together import chosen, clones, multiply_, put_, times
@@ -127,7 +129,7 @@ class SAM(Optimizer):
         self.perturb_dtype = None if perturb_dtype is None else instance("perturb_dtype", perturb_dtype, torch.dtype)
         self._memory: dict[Tensor, Tensor] = {}
         self._work = _Work()
-        super().__init__(params, {"rho": rho, "adaptive": adaptive})
+        super().__init__(bounded(params), {"rho": rho, "adaptive": adaptive})
         for group in self.param_groups:
             group["rho"] = number("rho", group["rho"], 0, LARGEST)
         refuse_shared_memory([p for group in self.param_groups for p in group["params"]])
@@ -144,7 +146,7 @@ class SAM(Optimizer):
         """Add a group, to the base too."""
         if hasattr(self, "base"):
             own = {name: self.defaults[name] for name in ("rho", "adaptive")}
-            self.base.add_param_group({**own, **param_group})
+            self.base.add_param_group({**own, **checked_group(param_group)})
         else:
             super().add_param_group(param_group)
 
@@ -298,12 +300,13 @@ class SAM(Optimizer):
     def _factors(self, inverse: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """What e is scaled by, the same tensor for all of a group. To maximize, e goes to where the loss is lowest."""
         for group in self.param_groups:
-            factor = inverse * (-self._rho(group) if group.get("maximize") else self._rho(group))
+            rho = strength("rho", self._rho(group))
+            factor = inverse * (-rho if flag("maximize", group.get("maximize", False)) else rho)
             yield from ((p, factor) for p in group["params"])
 
     def _sizes(self, params: list[Tensor]) -> list[Tensor] | None:
         """The size of each weight, by which an adaptive neighbourhood is measured; 1 in other groups."""
-        adaptive = {p for group in self.param_groups if group["adaptive"] for p in group["params"]}
+        adaptive = {p for group in self.param_groups if flag("adaptive", group["adaptive"]) for p in group["params"]}
         if not adaptive:
             return None
         parts = [_wide(local(p).detach()) for p in params]
@@ -404,11 +407,12 @@ class SAM(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for any optimizer."""
-        super().load_state_dict(check_state_dict(state_dict))
+        with reading("state of an optimizer"):
+            super().load_state_dict(check_state_dict(state_dict))
         if self._remembered is not None:
             name = self._remembered
             self._memory.clear()
-            self._memory.update({p: state[name] for p, state in self.state.items() if name in state})
+            self._memory.update({p: of_shape(name, state[name], p) for p, state in self.state.items() if name in state})
             for p in [p for p, state in self.state.items() if set(state) == {name}]:
                 del self.state[p]  # an optimizer that finds state takes it for its own
         self.base.__setstate__({"state": self.state, "param_groups": self.param_groups})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.baselines.diloco import DiLoCo
-from wideflat.checks import number, shown, whole
+from wideflat.checks import instance, number, shown, whole
 from wideflat.cycles import Cycles
 from wideflat.kernels.foreach import put_back
 from wideflat.kernels.parts import Part
@@ -75,9 +75,9 @@ class StreamingDiLoCo(DiLoCo):
                     f"fragments must be a number, or modules or lists of parameters, got {shown(fragments)}"
                 )
             tensors = (part.parameters() if isinstance(part, nn.Module) else part for part in fragments)
-            parts = [list[Tensor](part) for part in tensors]
+            parts = [[instance("what a fragment has", p, Tensor) for p in part] for part in map(_several, tensors)]
             self.num_fragments = len(parts)
-        whole("inner_steps", inner_steps, 1)
+        inner_steps = whole("inner_steps", inner_steps, 1)
         if self.num_fragments < 1 or inner_steps % self.num_fragments:
             raise ValueError(
                 f"inner_steps must be a multiple of the number of fragments, got {inner_steps} and {self.num_fragments}"
@@ -205,3 +205,9 @@ class StreamingDiLoCo(DiLoCo):
         self._forget_sent()
         super().recenter()
         self._record.update(fragment=0, fresh=True)
+
+
+def _several(part: Any) -> Iterable[Any]:
+    if not isinstance(part, Iterable):
+        raise TypeError(f"a fragment must be a module or a list of parameters, got {shown(part)}")
+    return part

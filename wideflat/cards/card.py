@@ -8,14 +8,14 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from wideflat.cards.comparison import Comparison, compared
 from wideflat.cards.measures import MEASURES
 from wideflat.cards.summary import headline, lines_of
-from wideflat.checks import instance
-from wideflat.checks.records import location, reading
+from wideflat.checks import choice, flag, instance, shown
+from wideflat.checks.options import check_fields
+from wideflat.checks.records import is_format_1, location, reading
 from wideflat.files import atomic_write, read_whole
 
 __all__ = ["Card", "Entry"]
@@ -61,18 +61,24 @@ class Card:
     conventions: dict[str, Any] = field(default_factory=dict)
     comparison: str = ""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, entry in self.entries.items():
+            choice("the name of an entry", name, [measure.name for measure in MEASURES])
+            instance(name, entry, Entry)
+
     def __getitem__(self, name: str) -> Any:
         """The result of a measure, such as ``card["relative"]``, a :class:`wideflat.LocalEnergy`."""
-        entry = self.entries.get(name)
+        entry = self.entries.get(name) if isinstance(name, str) else None
         if entry is None:
-            raise KeyError(f"a card has {', '.join(self.entries)}; not {name!r}")
+            raise KeyError(f"a card has {', '.join(self.entries)}; not {shown(name)}")
         if entry.result is None:
             raise KeyError(f"{name} was not measured: {entry.reason}")
         return entry.result
 
     def get(self, name: str) -> Any:
         """The result of a measure, or None."""
-        entry = self.entries.get(name)
+        entry = self.entries.get(instance("name", name, str, "the name of a measure"))
         return None if entry is None else entry.result
 
     @property
@@ -101,6 +107,7 @@ class Card:
             ValueError: With the reason, if the cards are not comparable.
         """
         instance("other", other, Card)
+        force = flag("force", force)
         profiles = {name: (self.get(name), other.get(name)) for name in ("relative", "filter")}
         return compared(profiles, (self.conventions, other.conventions), (self.title, other.title), force)
 
@@ -125,7 +132,7 @@ class Card:
     @classmethod
     def from_dict(cls, content: Any) -> Card:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or content.get("kind") != _KIND or content.get("format") != 1:
+        if not isinstance(content, dict) or not is_format_1(content, _KIND):
             raise ValueError(f"expected a {_KIND} of format 1")
         measures = {measure.name: measure for measure in MEASURES}
         with reading("card"):
@@ -140,11 +147,16 @@ class Card:
                 for name, entry in content["entries"].items()
                 if name in measures
             }
-            return cls(str(content["title"]), entries, dict(content["conventions"]), str(content["comparison"]))
+            return cls(
+                str(content["title"]),
+                entries,
+                instance("conventions", content["conventions"], dict),
+                str(content["comparison"]),
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page (``.html``) or the numbers (``.json``), whole or not at all; a page holds the numbers too."""
-        kind = Path(path).suffix.lower()
+        kind = location("path", path).suffix.lower()
         if kind not in (".html", ".json"):
             raise ValueError(f"a card is saved as .html or .json, got {str(path)!r}")
         text = self.html() if kind == ".html" else json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
@@ -178,7 +190,8 @@ class Card:
         """One page that needs nothing but itself; matplotlib and plotly draw it."""
         from wideflat.cards.page import page_of
 
-        numbers = json.dumps(self.to_dict(), allow_nan=False).replace("<", "\\u003c")
+        with reading("card"):
+            numbers = json.dumps(self.to_dict(), allow_nan=False).replace("<", "\\u003c")
         end = f'<script type="application/json" id="card">{numbers}</script>\n</body>'
         return page_of(self).replace("</body>", end)
 

@@ -14,7 +14,8 @@ from wideflat import interruption
 from wideflat.cards.card import Card, Entry
 from wideflat.cards.measures import MEASURES, Measure, seed_of_round
 from wideflat.cards.subject import QUICK, Effort, Subject
-from wideflat.checks import network, number, whole
+from wideflat.checks import flag, network, number, shown, whole
+from wideflat.checks.options import text
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.profile import architecture
 from wideflat.energy.selection import Selection, select_parameters
@@ -97,20 +98,21 @@ def card(
         (0.0, {})
     """
     network(model)
+    title, quick = text("title", title) or type(model).__name__, flag("quick", quick)
     if minutes is not None:
-        number("minutes", minutes, 0, 1e6, above=0)
+        minutes = number("minutes", minutes, 0, 1e6, above=0)
     if examples is not None:
-        whole("examples", examples, 2)
+        examples = whole("examples", examples, 2)
     if against is not None and not isinstance(against, Card):
         raise TypeError(f"against must be a Card, such as Card.load(path) gives; got {type(against).__name__}")
-    if batch_norm != "eval":
-        raise ValueError(f'a card is measured with batch_norm="eval", got {batch_norm!r}')
+    if not isinstance(batch_norm, str) or batch_norm != "eval":
+        raise ValueError(f'a card is measured with batch_norm="eval", got {shown(batch_norm)}')
     effort = replace(QUICK if quick else Effort(), passes=None if minutes is None else PASSES)
     _, words = select_parameters(model, parameters)
     subject = Subject.of(model, data, effort, metric, loss, examples, forward, batch_norm, parameters, seed)
     about = {"architecture": architecture(model), "batch_norm": batch_norm, "parameters": words, **subject.conventions}
     about |= {"date": now(), "environment": environment()}
-    found = Card(title or type(model).__name__, {measure.name: Entry() for measure in MEASURES}, about)
+    found = Card(title, {measure.name: Entry() for measure in MEASURES}, about)
     _Measurement(subject, found, minutes, progress).run()
     if against is not None:
         compare_with(found, against)

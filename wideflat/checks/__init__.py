@@ -20,11 +20,21 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-__all__ = ["check_cycle", "check_entropy_sgd", "check_parameter", "check_parameters", "choice", "function", "instance"]
-__all__ += ["maker", "network", "number", "numbers_of", "optimizer", "real_tensor"]
-__all__ += ["refuse_differentiable", "shown", "warn_of_adam", "warn_of_low_lr", "warn_user", "whole"]
+__all__ = [
+    "check_parameter",
+    "check_parameters",
+    "choice",
+    "flag",
+    "function",
+    "instance",
+    "maker",
+    "network",
+    "number",
+]
+__all__ += ["numbers_of", "optimizer", "real_tensor", "shown", "warn_of_low_lr", "warn_user", "whole"]
 
 T = TypeVar("T")
 
@@ -46,8 +56,13 @@ def shown(value: Any) -> str:
     """
     if isinstance(value, (Tensor, np.ndarray)):
         kind = "a tensor" if isinstance(value, Tensor) else "an array"
-        return f"{kind} of shape {tuple(value.shape)}"
-    if value is None or isinstance(value, (bool, int, float, str)):
+        try:
+            return f"{kind} of shape {tuple(value.shape)}"
+        except RuntimeError:  # nested tensors have none
+            return kind
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return _digits(value)
+    if value is None or type(value) in (bool, int, float, str):
         text = repr(value)
         return text if len(text) <= 60 else text[:57] + "..."
     if type(value) in (list, tuple, dict, set):
@@ -122,7 +137,10 @@ def numbers_of(name: str, value: Any, least: float = -math.inf, *, above: float 
     elif isinstance(value, (str, bytes, dict, set, nn.Module)) or not isinstance(value, (numbers.Real, Iterable)):
         raise TypeError(f"{name} must be a sequence of numbers, got {shown(value)}")
     else:
-        values = [value] if isinstance(value, numbers.Real) else list(itertools.islice(value, MOST_NUMBERS + 1))
+        try:
+            values = [value] if isinstance(value, numbers.Real) else list(itertools.islice(value, MOST_NUMBERS + 1))
+        except Exception as error:  # of the user's
+            raise TypeError(f"{name} cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
         if len(values) > MOST_NUMBERS:
             raise ValueError(f"{name} must have at most {MOST_NUMBERS} values, got more")
     if not values:
@@ -142,12 +160,11 @@ def _dimensions(value: Any) -> int:
 def _plain(value: Any) -> float | None:
     """A Python number, None where there is none."""
     if isinstance(value, (Tensor, np.ndarray)):
-        real = not (value.is_complex() if isinstance(value, Tensor) else np.iscomplexobj(value))
-        if not real or (value.numel() if isinstance(value, Tensor) else value.size) != 1:
-            return None
-        if isinstance(value, Tensor) and (value.is_meta or value.dtype == torch.bool):
-            return None
         try:
+            if isinstance(value, Tensor) and (value.is_complex() or value.is_meta or value.dtype == torch.bool):
+                return None
+            if (value.numel() if isinstance(value, Tensor) else 2 * np.iscomplexobj(value) + value.size) != 1:
+                return None
             return float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, RuntimeError):
             return None
@@ -177,6 +194,21 @@ def choice(name: str, value: Any, options: Iterable[str]) -> str:
     hint = f'; did you mean "{near[0]}"?' if near else ""
     wanted = f"{', '.join(first)} or {last}" if first else last
     raise (ValueError if isinstance(value, str) else TypeError)(f"{name} must be {wanted}, got {shown(value)}{hint}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Yes or no; 1 and 0 are taken for them.
+
+    >>> flag("force", np.True_), flag("force", 0)
+    (True, False)
+    >>> flag("force", "no")
+    Traceback (most recent call last):
+    ...
+    TypeError: force must be True or False, got 'no'
+    """
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
 
 def network(value: Any, name: str = "model") -> nn.Module:
@@ -256,6 +288,10 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     ValueError: weights must have 2 or 3 dimensions, got a tensor of shape (2,)
     """
     if isinstance(value, Tensor):
+        if isinstance(value, UninitializedParameter) or value.is_nested:
+            raise TypeError(
+                f"{name} must be a dense tensor of real numbers, got a {type(value).__name__} without a shape"
+            )
         tensor = value
     else:
         if not isinstance(value, (list, tuple, range, np.ndarray, numbers.Number)) and not hasattr(
@@ -292,32 +328,6 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
-
-
-def check_cycle(settings: dict[str, Any]) -> None:
-    """Refuse values that cannot be meant, of the settings that all of the entropic family have."""
-    number("epsilon", settings["epsilon"], 0, LARGEST)
-    number("alpha", settings["alpha"], 0, 1)
-    steps = settings["inner_steps"]
-    if not isinstance(steps, int) or whole("inner_steps", steps, 1) != steps:  # Python's own, which any file can hold
-        raise TypeError(f"inner_steps must be a whole number >= 1, got {shown(steps)}")
-    if not isinstance(settings["seed"], int):
-        raise ValueError(f"seed must be a whole number, got {shown(settings['seed'])}")
-
-
-def check_entropy_sgd(group: dict[str, Any]) -> None:
-    """Refuse values that cannot be meant, of a param group of Entropy-SGD."""
-    if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1 and not group["lr"].is_meta:
-        raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(group['lr'].shape)}")
-    for name in ("lr", "inner_lr", "gamma", "epsilon", "weight_decay", "momentum"):
-        number(name, group[name], 0, LARGEST)
-    for name in ("outer_momentum", "outer_weight_decay"):
-        if group[name] is not None:
-            number(f"{name}, unless it is None,", group[name], 0, LARGEST)
-    check_cycle(group)
-    for nesterov, momentum in (("nesterov", "momentum"), ("outer_nesterov", "outer_momentum")):
-        if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
-            raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")
 
 
 def check_parameters(params: Iterable[Tensor], groups: Iterable[dict[str, Any]] = ()) -> None:
@@ -402,32 +412,6 @@ def check_parameter(p: Tensor) -> None:
         raise ValueError(
             f"complex parameters are not supported (one of shape {tuple(p.shape)}); store the real and imaginary "
             "parts, see torch.view_as_real"
-        )
-
-
-def refuse_differentiable(differentiable: bool) -> None:
-    """Refuse what torch's optimizers mean by this: the weights are written in place here, and no graph can be kept."""
-    if differentiable:
-        raise ValueError(
-            "differentiable=True is not supported: w and w' are written in place, and no gradient goes through a step; "
-            "unroll the steps by hand with torch.func.functional_call for that"
-        )
-
-
-def warn_of_adam(inner: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Warn where the pull of Entropy-SGD goes through an Adam that has few steps in a cycle.
-
-    Args:
-        inner: The inner optimizer.
-        groups: The param groups of Entropy-SGD.
-    """
-    pulled = any(float(group["gamma"]) > 0 for group in groups)
-    if pulled and groups[0]["inner_steps"] < 10 and any("betas" in group for group in inner.param_groups):
-        warnings.warn(
-            f"gamma > 0 in the gradient of {type(inner).__name__}, which divides by the size of its gradients, with "
-            f"inner_steps = {groups[0]['inner_steps']} < 10: a small language model lost 0.39 nats a byte by it. Use "
-            "wideflat.Entropic around it, whose pull is not in the gradient; or gamma = 0, or longer cycles",
-            stacklevel=4,
         )
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from wideflat.checks import number, shown
 
-__all__ = ["array", "check_state_dict", "location", "reading", "share"]
+__all__ = ["array", "check_state_dict", "dense", "is_format_1", "location", "of_shape", "reading", "share"]
 
 
 def location(name: str, value: Any) -> Path:
@@ -24,7 +26,14 @@ def location(name: str, value: Any) -> Path:
     ...
     TypeError: path must be the path of a file, got 3
     """
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(place := os.fspath(value), str):
+    try:
+        place = os.fspath(value)
+        os.fsencode(place)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be the path of a file, got one that no file can have, {value!r:.60}") from None
+    except Exception:  # it is none, or one of the user's own kind, which fails
+        raise TypeError(f"{name} must be the path of a file, got {shown(value)}") from None
+    if not isinstance(place, str):
         raise TypeError(f"{name} must be the path of a file, got {shown(value)}")
     if "\0" in place:
         raise ValueError(f"{name} must be the path of a file, got one with a zero byte in it, {place!r:.60}")
@@ -49,6 +58,16 @@ def reading(what: str) -> Iterator[None]:
         reason = f"{type(error).__name__}: {error!s:.200}"
         what = what.removeprefix("a ")
         raise ValueError(f"this is not a whole {what}: a part is missing or damaged ({reason})") from error
+
+
+def is_format_1(content: dict[str, Any], kind: str | None = None) -> bool:
+    """Does a record say that it is of format 1, and of a kind? Anything may stand in the place of either.
+
+    >>> is_format_1({"format": 1}), is_format_1({"format": np.ones(2)})
+    (True, False)
+    """
+    said, named = content.get("format"), content.get("kind")
+    return isinstance(said, int) and said == 1 and (kind is None or (isinstance(named, str) and named == kind))
 
 
 def array(name: str, value: Any) -> np.ndarray:
@@ -82,12 +101,47 @@ def check_state_dict(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
         raise (ValueError if isinstance(value, dict) else TypeError)(f"{wanted}, got {shown(value)}")
     state, groups = value["state"], value["param_groups"]
-    if not isinstance(state, dict) or not all(isinstance(each, dict) for each in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(each, dict) and all(isinstance(name, str) for name in each) for each in state.values()
+    ):
         raise TypeError(f"{wanted}; state must be a dictionary of dictionaries, got {shown(state)}")
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups
     ):
         raise TypeError(f"{wanted}; param_groups must be dictionaries with a list of params, got {shown(groups)}")
+    return value
+
+
+def dense(name: str, value: Any) -> Tensor:
+    """A tensor whose numbers can be copied.
+
+    >>> dense("center", torch.eye(2).to_sparse())
+    Traceback (most recent call last):
+    ...
+    TypeError: center must be a dense tensor of real numbers, got a tensor of shape (2, 2) of torch.float32
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Tensor, got {shown(value)}")
+    if isinstance(value, UninitializedParameter):
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got a parameter without a shape")
+    if value.layout is not torch.strided or value.is_nested or value.is_complex() or value.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got {shown(value)} of {value.dtype}")
+    return value
+
+
+def of_shape(name: str, value: Any, p: Tensor) -> Tensor:
+    """What a state remembers of a parameter.
+
+    >>> of_shape("sharpness", 3, torch.zeros(2))
+    Traceback (most recent call last):
+    ...
+    ValueError: sharpness must have the shape (2,) of its parameter, got 3; the state is that of another network
+    """
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.shape != p.shape:
+        raise ValueError(
+            f"{name} must have the shape {tuple(p.shape)} of its parameter, got {shown(value)}; the state is that of "
+            "another network"
+        )
     return value
 
 

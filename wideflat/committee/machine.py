@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wideflat.checks import number, whole
+from wideflat.checks import choice, instance, number, shown, whole
+from wideflat.checks.options import device as checked_device
+from wideflat.checks.options import dtype as checked_dtype
 
 __all__ = [
     "CommitteeMachine",
@@ -117,15 +119,29 @@ class CommitteeMachine(nn.Module):
         if dropout == 1:
             raise ValueError("dropout must be a probability below 1, got 1")
         self.num_inputs, self.hidden, self.dropout, self.tanh_beta = num_inputs, hidden, dropout, tanh_beta
+        if generator is not None:
+            instance("generator", generator, torch.Generator)
+        dtype = None if dtype is None else checked_dtype("dtype", dtype)
         weight = torch.rand(hidden, num_inputs, generator=generator, dtype=dtype) * 2 - 1
-        self.weight = nn.Parameter(weight.to(device))
+        self.weight = nn.Parameter(weight.to(checked_device("device", device)))
         self.normalize_()
 
     def forward(self, x: Tensor) -> Tensor:
         """The surrogate output in training mode, the scaled vote in evaluation mode; shape (..., N) -> (...)."""
         if self.training:
             return self.surrogate(x)
-        return votes(F.linear(x, self.weight), dim=-1).to(x.dtype) / math.sqrt(self.hidden)
+        return votes(F.linear(self._patterns(x), self.weight), dim=-1).to(x.dtype) / math.sqrt(self.hidden)
+
+    def _patterns(self, x: Tensor) -> Tensor:
+        """Patterns, or a refusal of what is none for this machine."""
+        if instance("x", x, Tensor, "a tensor of patterns").is_nested:
+            raise TypeError("x must be a dense tensor of patterns, got a nested one")
+        alike = x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type)
+        if x.dim() == 0 or x.shape[-1] != self.num_inputs or not alike:
+            raise ValueError(
+                f"x must have {self.num_inputs} inputs of {self.weight.dtype}, got {shown(x)} of {x.dtype}"
+            )
+        return x
 
     def surrogate(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """1/sqrt(H) sum_h tanh(beta w_h . x), whatever the mode.
@@ -134,13 +150,17 @@ class CommitteeMachine(nn.Module):
             x: Patterns, (..., N).
             mask: Factors of the hidden units, (..., H), in place of those that dropout draws in training mode.
         """
-        hidden = torch.tanh(self.tanh_beta * F.linear(x, self.weight))
+        hidden = torch.tanh(self.tanh_beta * F.linear(self._patterns(x), self.weight))
+        if mask is not None and instance("mask", mask, Tensor).device != x.device:
+            raise ValueError(f"mask must be where x is, on {x.device}, and is on {mask.device}")
+        if mask is not None and mask.shape[-1:] not in (hidden.shape[-1:], (1,), ()):
+            raise ValueError(f"mask must have a factor for each of {self.hidden} hidden units, got {shown(mask)}")
         hidden = F.dropout(hidden, self.dropout, self.training) if mask is None else hidden * mask
         return hidden.sum(dim=-1) / math.sqrt(self.hidden)
 
     def predict(self, x: Tensor) -> Tensor:
         """The answer of the exact network, +1 or -1, whatever the mode."""
-        return torch.where(says_yes(F.linear(x, self.weight), dim=-1), 1.0, -1.0).to(x.dtype)
+        return torch.where(says_yes(F.linear(self._patterns(x), self.weight), dim=-1), 1.0, -1.0).to(x.dtype)
 
     @torch.no_grad()
     def normalize_(self) -> None:
@@ -172,8 +192,7 @@ def committee_loss(output: Tensor, target: Tensor, omega: float | Tensor, reduct
         >>> committee_loss(torch.tensor([-2.0, 3.0]), torch.ones(2), omega=1e6, reduction="none").abs()
         tensor([2., 0.])
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+    choice("reduction", reduction, ("mean", "sum", "none"))
     loss = -F.logsigmoid(2 * omega * target * output) / (2 * omega)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
-from wideflat.checks import shown, whole
+from wideflat.checks import choice, shown, whole
+from wideflat.checks.records import location
 from wideflat.committee import checkpoint as checkpoints
 from wideflat.committee.checkpoint import Restart
 from wideflat.committee.job import FORMS, Job, center
@@ -104,13 +105,14 @@ def train(
         raise TypeError(f"seeds must be a sequence of whole numbers, got {shown(seeds)}")
     seeds = [whole("a seed", seed) for seed in seeds]
     patterns = Patterns.from_arrays(inputs, targets, test_inputs, test_targets, source)
-    workers = torch.get_num_threads() if threads is None else threads
+    workers = torch.get_num_threads() if threads is None else whole("threads", threads, 1)
     form = _choose_form(form, setting, patterns)
-    _check(dtype, refresh, seeds, workers)
+    refresh = whole("refresh", refresh, 1)
+    _check(dtype, seeds)
     restarts = [Restart(seed, initial_weights(setting, seed, patterns.inputs.shape[1]).to(dtype)) for seed in seeds]
     options = {"dtype": str(dtype).removeprefix("torch."), "form": form, "refresh": refresh, "source": patterns.source}
     identity = {"setting": setting.identity(), "seeds": seeds, "data": checkpoints.digest(patterns), **options}
-    if checkpoint is not None and os.path.exists(checkpoint):
+    if checkpoint is not None and os.path.exists(location("checkpoint", checkpoint)):
         restarts = checkpoints.read(checkpoint, identity, restarts)
     job = Job(setting, patterns, restarts, dtype, form, refresh)
 
@@ -139,20 +141,15 @@ def _named(setting: Setting | str) -> tuple[str, Setting]:
     return next((name for name, known in SETTINGS.items() if known == setting), setting.algorithm), setting
 
 
-def _check(dtype: torch.dtype, refresh: int, seeds: list[int], workers: int) -> None:
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
-    if refresh < 1:
-        raise ValueError(f"refresh must be >= 1, got {refresh}")
+def _check(dtype: torch.dtype, seeds: list[int]) -> None:
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {shown(dtype)}")
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ValueError(f"seeds must be different whole numbers >= 0, at least one; got {seeds[:10]}")
-    if workers < 1:
-        raise ValueError(f"threads must be >= 1, got {workers}")
 
 
 def _choose_form(form: str, setting: Setting, patterns: Patterns) -> str:
-    if form not in ("auto", *FORMS):
-        raise ValueError(f'form must be "auto", "gram" or "direct", got {form!r}')
+    choice("form", form, ("auto", *FORMS))
     if form != "auto":
         return form
     num_patterns, num_inputs = patterns.inputs.shape

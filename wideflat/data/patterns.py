@@ -159,8 +159,8 @@ def binarize(images: Array) -> Tensor:
 def _tensor(array: Array, name: str) -> Tensor:
     try:
         tensor = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(np.asarray(array).copy())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array of numbers ({error})") from error
+    except Exception as error:  # whatever it is that NumPy asks it for
+        raise ValueError(f"{name} must be an array of numbers ({error!s:.200})") from error
     if tensor.is_complex():
         raise ValueError(f"{name} must be real numbers, got {tensor.dtype}")
     return tensor.to(torch.float32)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
@@ -96,7 +97,7 @@ class Blocks:
             self._batches = data
             total = 1
             self.sharded = isinstance(getattr(data, "sampler", None), DistributedSampler)
-            self.one_pass = iter(data) is data if not isinstance(data, DataLoader) else False
+            self.one_pass = _is_iterator(data) if not isinstance(data, DataLoader) else False
         else:
             raise TypeError(
                 "data must be tensors (inputs, targets), a data set, a DataLoader or an iterable of batches; "
@@ -106,8 +107,7 @@ class Blocks:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
         self.indexed = not isinstance(self._batches, Iterable) or isinstance(self._batches, (list, tuple))
         if self._batches is None:
-            whole("batch_size", batch_size, 1)
-            self.count = -(-total // batch_size)
+            self.count = -(-total // whole("batch_size", batch_size, 1))
             generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
             order = torch.arange(total) if in_order else torch.randperm(total, generator=generator)
             self._parts = order.tensor_split(self.count)
@@ -231,6 +231,14 @@ class Blocks:
         return Block(j, batch, batch_length(batch))
 
 
+def _is_iterator(data: Iterable[Any]) -> bool:
+    """Can it be gone through but once?"""
+    try:
+        return iter(data) is data
+    except Exception as error:  # of the user's
+        raise TypeError(f"data cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
+
+
 def batch_length(batch: Any) -> int:
     """Number of examples of a batch: the length of its targets, else of its first tensor.
 
@@ -343,8 +351,8 @@ def restore_random_state(state: tuple[Any, ...]) -> None:
 def _in_memory(data: Any) -> bool:
     """Whether ``data`` is tensors with one common first axis, and not batches."""
     if isinstance(data, (Tensor, np.ndarray)):
-        return data.ndim > 0
-    if isinstance(data, Mapping):
+        leaves = [data]
+    elif isinstance(data, Mapping):
         leaves = list(data.values())
     elif _several_inputs(data):
         leaves = [*(data[0].values() if isinstance(data[0], Mapping) else data[0]), data[1]]
@@ -354,6 +362,8 @@ def _in_memory(data: Any) -> bool:
         return False
     tensors = bool(leaves) and all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in leaves)
     for leaf in leaves if tensors else ():
+        if isinstance(leaf, UninitializedParameter):
+            raise TypeError("data must be tensors with contents, got a parameter without a shape")
         if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
             raise TypeError(
                 f"data in memory must be dense tensors, which can be cut into batches; got one of layout {leaf.layout}."

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import number, whole
 from wideflat.checks.records import array
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.hessian import Hessian
@@ -151,9 +151,9 @@ def curvature(
         >>> found.eigenvalues.round(4).tolist(), round(found.trace, 4)
         ([3.0, 2.0], 6.0)
     """
-    for name, value, least in (("top", top, 0), ("probes", probes, 0), ("max_iterations", max_iterations, 1)):
-        if not hasattr(value, "__index__") or operator.index(value) < least:
-            raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    top, probes = whole("top", top), whole("probes", probes)
+    max_iterations = whole("max_iterations", max_iterations, 1)
+    tolerance = number("tolerance", tolerance, above=0)
     if top + probes == 0:
         raise ValueError("top and probes must be not both 0: there is nothing to compute")
     if isinstance(metric, str) and metric == "error":

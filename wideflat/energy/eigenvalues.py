@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from wideflat.checks import function as checked_function
 from wideflat.checks import instance, number, numbers_of
-from wideflat.checks.records import array, reading
+from wideflat.checks.options import check_fields, text
+from wideflat.checks.records import array, is_format_1, reading
 from wideflat.files import atomic_write, read_json
 from wideflat.notebook import Result, axes_or_new
 
@@ -68,14 +70,30 @@ class Spectrum(Result):
 
     _ARRAYS = ("nodes", "weights", "eigenvalues", "residuals")
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.nodes.ndim != 2 or self.nodes.shape != self.weights.shape or not self.nodes.size:
+            shapes = f"{self.nodes.shape} and {self.weights.shape}"
+            raise ValueError(f"nodes and weights must have a row for each probe, got the shapes {shapes}")
+        if self.eigenvalues.shape != self.residuals.shape or self.eigenvalues.ndim != 1:
+            shapes = f"{self.eigenvalues.shape} and {self.residuals.shape}"
+            raise ValueError(f"every eigenvalue must have a residual, got the shapes {shapes}")
+
     def mean(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
         """(1/D) sum_i f(lambda_i), and its standard error over probes.
 
         Args:
             function: The f, of arrays; the smoother it is, the fewer steps it needs.
         """
-        mean, variance = self._moments(function(self.nodes))
+        mean, variance = self._moments(self._values(function))
         return float(mean), math.sqrt(variance)
+
+    def _values(self, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """A function of the user's at the nodes."""
+        values = array("what function returns", checked_function("function", function)(self.nodes))
+        if values.shape != self.nodes.shape:
+            raise ValueError(f"function must return a value for each of {self.nodes.shape} nodes, got {values.shape}")
+        return values
 
     def interval(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
         """The interval of :meth:`mean` at 95 % over probes.
@@ -87,7 +105,7 @@ class Spectrum(Result):
         Args:
             function: The f, of arrays.
         """
-        values = function(self.nodes)
+        values = self._values(function)
         up, down = (self._interval(np.maximum(part, 0.0)[None]) for part in (values, -values))
         center = up.mean - down.mean
         lower = center - np.hypot(up.mean - up.lower, down.upper - down.mean)
@@ -187,9 +205,10 @@ class Spectrum(Result):
     def from_dict(cls, content: dict[str, Any]) -> Spectrum:
         """The inverse of :meth:`to_dict`."""
         with reading("spectrum"):
-            content = dict(content)
-            if content.pop("format", None) != 1:
+            content = dict(instance("a spectrum", content, dict, "a dictionary"))
+            if not is_format_1(content):
                 raise ValueError("expected a spectrum of format 1")
+            del content["format"]
             return cls(**{**content, **{name: array(name, content[name]) for name in cls._ARRAYS}})
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -205,8 +224,7 @@ class Spectrum(Result):
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the density over eigenvalues, logarithmically, with its interval; returns the axes of matplotlib."""
-        ax = axes_or_new(ax)
-        found = self.density()
+        ax, label, found = axes_or_new(ax), text("label", label), self.density()
         (line,) = ax.plot(found.points, found.mean, label=label, **style)
         ax.fill_between(found.points, found.lower, found.upper, color=line.get_color(), alpha=0.2, linewidth=0)
         ax.set_yscale("log")
@@ -220,16 +238,17 @@ class Spectrum(Result):
     def about(self) -> str:
         """What it is the spectrum of, in one line."""
         c = self.conventions
-        parts = [
-            f"{_NAMES.get(c.get('matrix', ''), 'matrix')} of the {c['metric']} of {c['architecture']}"
-            if "architecture" in c
-            else "",
-            f"{c['examples']} examples" if "examples" in c else "",
-            f"{c['parameters']}, scale: {c['scale']}" if "scale" in c else "",
-            f"{len(self.nodes)} probes",
-            *c.get("notes", []),
-        ]
-        return "; ".join(part for part in parts if part)
+        with reading("spectrum"):
+            parts = [
+                f"{_NAMES.get(c.get('matrix', ''), 'matrix')} of the {c['metric']} of {c['architecture']}"
+                if "architecture" in c
+                else "",
+                f"{c['examples']} examples" if "examples" in c else "",
+                f"{c['parameters']}, scale: {c['scale']}" if "scale" in c else "",
+                f"{len(self.nodes)} probes",
+                *c.get("notes", []),
+            ]
+            return "; ".join(part for part in parts if part)
 
     def _columns(self) -> dict[str, list[Any]]:
         return {"eigenvalue": self.eigenvalues.tolist(), "residual": self.residuals.tolist()}

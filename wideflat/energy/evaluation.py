@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.centered import warn_off_center
-from wideflat.checks import network
+from wideflat.checks import network, shown
 from wideflat.energy.blocks import random_state, restore_random_state, to_device
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.inputs import InputForm
@@ -62,7 +62,7 @@ class Evaluation:
         if not callable(metric) and (not isinstance(metric, str) or metric not in _METRICS):
             raise ValueError(
                 'metric must be "error", "loss", "normalized loss" or a function of outputs and targets; '
-                f"got {metric!r}"
+                f"got {shown(metric)}"
             )
         if forward is not None and not callable(forward):
             raise TypeError(f"forward must be a function of the model and a batch, got {type(forward).__name__}")

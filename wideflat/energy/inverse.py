@@ -122,4 +122,6 @@ def _accepted(a: float, b: float, v: float, c: float, w: float, t: float) -> lis
     q = 2 * a * (b - a) - 2 * t2 * (c - v)
     r = a * a - t2 * v
     ends = [u for u, value in ((0.0, r), (1.0, p + q + r)) if value <= 0]
+    if not all(map(math.isfinite, (p, q, r))):  # an amount whose square is none: nothing is near it
+        return ends
     return ends + [float(root.real) for root in np.roots([p, q, r]) if abs(root.imag) < 1e-12 and 0 < root.real < 1]

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from wideflat import interruption
-from wideflat.checks import instance, number, numbers_of
-from wideflat.checks.records import array, reading, share
+from wideflat.checks import flag, instance, number, numbers_of, shown
+from wideflat.checks.options import check_fields, text
+from wideflat.checks.records import array, is_format_1, reading, share
 from wideflat.energy.certificate import certified_accuracy, lengths_of
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
@@ -187,12 +188,16 @@ class LocalEnergy(Result):
             self.evaluations = np.zeros(count, dtype=int)
         if self.passes is None:
             self.passes = np.zeros(count)
+        check_fields(self)
         self.degrees_of_freedom, self.covariance, self.passes = (
             np.asarray(values, dtype=float) for values in (self.degrees_of_freedom, self.covariance, self.passes)
         )
-        self.evaluations = np.asarray(self.evaluations, dtype=int)
-        if self.samples is not None:
-            self.samples = np.asarray(self.samples, dtype=float)
+        with np.errstate(invalid="ignore"):
+            self.evaluations = self.evaluations.astype(int)
+        for name in ("degrees_of_freedom", "covariance", "evaluations", "passes", "samples"):
+            found = getattr(self, name)
+            if found is not None and found.shape[-1:] != (count,):
+                raise ValueError(f"{name} must have {count} values, one for each sigma, got the shape {found.shape}")
 
     @property
     def energy(self) -> np.ndarray:
@@ -271,9 +276,9 @@ class LocalEnergy(Result):
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> LocalEnergy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or content.get("format") != 1:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"expected a local-energy profile of format 1, got {found!r}")
+        if not isinstance(content, dict) or not is_format_1(content):
+            found = shown(content.get("format")) if isinstance(content, dict) else repr(type(content).__name__)
+            raise ValueError(f"expected a local-energy profile of format 1, got {found}")
         values = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
         missing = {"sigmas", "mean", "stderr", "baseline"} - values.keys()
         if missing:
@@ -283,7 +288,8 @@ class LocalEnergy(Result):
                 if values.get(name) is not None:
                     absent = np.inf if name == "degrees_of_freedom" else np.nan
                     values[name] = array(name, _fill(values[name], absent))
-            values["baseline"] = float("nan" if values["baseline"] is None else values["baseline"])
+            if values["baseline"] is None:
+                values["baseline"] = math.nan
             return cls(**values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -311,8 +317,8 @@ class LocalEnergy(Result):
         Returns:
             The axes.
         """
-        ax = axes_or_new(ax)
-        bars = self.spread if spread else self.stderr
+        ax, label = axes_or_new(ax), text("label", label)
+        bars = self.spread if flag("spread", spread) else self.stderr
         ax.errorbar(self.sigmas, self.mean, yerr=bars, label=label, **{"capsize": 2, "marker": ".", **style})
         ax.set_xlabel(r"$\sigma$")
         metric = self.conventions.get("metric", "error")
@@ -337,6 +343,7 @@ class LocalEnergy(Result):
             ValueError: With the reason, if the profiles are not comparable.
         """
         instance("other", other, LocalEnergy)
+        force, baseline_tolerance = flag("force", force), number("baseline_tolerance", baseline_tolerance, 0)
         if self.sigmas.shape != other.sigmas.shape or not np.allclose(self.sigmas, other.sigmas, rtol=1e-6, atol=1e-9):
             raise ValueError(
                 f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}; measure at the same"
@@ -397,10 +404,11 @@ class LocalEnergy(Result):
 
     def __str__(self) -> str:
         lines = [f"{'sigma':>8} {'dE':>11} {'stderr':>10} {'passes':>8}"]
-        rows = zip(self.sigmas, self.mean, self.stderr, self.passes, strict=True)
-        lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:8.3g}" for s, m, e, p in rows]
-        lines.append(f"E(w) = {self.baseline:.5f}" + ("" if self.complete else "   (not complete)"))
-        lines += [line for line in (self.about(), self._doubt()) if line]
+        with reading("local-energy profile"):
+            rows = zip(self.sigmas, self.mean, self.stderr, self.passes, strict=True)
+            lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:8.3g}" for s, m, e, p in rows]
+            lines.append(f"E(w) = {self.baseline:.5f}" + ("" if self.complete else "   (not complete)"))
+            lines += [line for line in (self.about(), self._doubt()) if line]
         return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from wideflat.checks import number, whole
+from wideflat.checks import choice, flag, function, number, whole
 from wideflat.energy.blocks import Block, Blocks, cloned, truncated
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.example_noise import ExampleNoise
@@ -79,16 +79,19 @@ class Request:
             self.model = self.model.module
         self.sigmas = check_sigmas(self.sigmas)
         self.seed = as_seed(self.seed)
-        if self.noise != "auto" and self.noise not in DEFAULT_PASSES:
-            raise ValueError(f'noise must be "auto", "batch", "example" or "pass", got {self.noise!r}')
-        if self.batch_norm not in ("eval", "recalibrate", "batch"):
-            raise ValueError(f'batch_norm must be "eval", "recalibrate" or "batch", got {self.batch_norm!r}')
-        if self.target_stderr is not None and not self.target_stderr > 0:
-            raise ValueError(f"target_stderr must be positive, got {self.target_stderr}")
+        choice("noise", self.noise, ("auto", *DEFAULT_PASSES))
+        choice("batch_norm", self.batch_norm, ("eval", "recalibrate", "batch"))
+        self.common_noise = flag("common_noise", self.common_noise)
+        if self.augment is not None:
+            function("augment", self.augment)
+        if self.target_stderr is not None:
+            self.target_stderr = number("target_stderr", self.target_stderr)
+            if not self.target_stderr > 0:
+                raise ValueError(f"target_stderr must be positive, got {self.target_stderr:g}")
         if self.batch_size is not None:
-            whole("batch_size", self.batch_size, 1, 2**63)
+            self.batch_size = whole("batch_size", self.batch_size, 1, 2**63)
         if self.max_passes is not None:
-            number("max_passes", self.max_passes, most=LARGEST_PASSES, above=0)
+            self.max_passes = number("max_passes", self.max_passes, most=LARGEST_PASSES, above=0)
         if self.noise == "example" and self.batch_norm != "eval":
             raise ValueError(
                 f'batch_norm="{self.batch_norm}" needs examples that share their noise, since statistics are taken '
@@ -304,7 +307,7 @@ def automatic_batch_size(evaluation: Evaluation, block: Any, noise: str, example
 def whole_passes(evaluation: Evaluation, data: Any, batch_size: int | None, seed: int) -> tuple[Blocks, int | None]:
     """The data in blocks for a measure that goes through all of them several times, and the size of the blocks."""
     with evaluation.prepared():
-        blocks = Blocks(data, batch_size or 128, seed)
+        blocks = Blocks(data, 128 if batch_size is None else batch_size, seed)
         if blocks.one_pass:
             raise ValueError("data is an iterator, which can be gone through only once; give a list or a DataLoader")
         if batch_size is None and blocks.examples is not None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from wideflat.checks import choice
+
 __all__ = ["pruned", "quantized"]
 
 
@@ -28,8 +30,7 @@ def quantized(weight: Tensor, bits: int, per: str = "tensor") -> Tensor:
         >>> quantized(torch.tensor([0.2, -1.0, 0.6]), 2)  # -1, 0 and 1
         tensor([ 0., -1.,  1.])
     """
-    if per not in ("tensor", "channel"):
-        raise ValueError(f'per must be "tensor" or "channel", got {per!r}')
+    choice("per", per, ("tensor", "channel"))
     if bits != int(bits) or not 2 <= bits <= 64:
         raise ValueError(f"bits must be whole numbers >= 2, and at most 64, got {bits!r}")
     if weight.numel() == 0:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from wideflat.checks import shown
 from wideflat.kernels.float64 import fetched
 
 __all__ = ["WORDS", "NothingMoves", "Scale", "Scales"]
@@ -105,7 +106,7 @@ def _kind(model: nn.Module, scale: str) -> Callable[[str, Tensor], Tensor]:
     """The function of name and weight that gives the a of a scale with a name."""
     if not isinstance(scale, str) or scale not in WORDS:
         words = ", ".join(f'"{word}"' for word in WORDS)
-        raise ValueError(f"scale must be {words} or a tensor for each name, got {scale!r}")
+        raise ValueError(f"scale must be {words} or a tensor for each name, got {shown(scale)}")
     if scale == "filter":
         groups = {
             f"{prefix}.weight".lstrip("."): module.groups

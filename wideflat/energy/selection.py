@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -24,6 +25,8 @@ _NORMALISATIONS = (
 )  # fmt: skip
 #: Those of other libraries, such as LlamaRMSNorm and T5LayerNorm, are known by their names.
 _NORMALISATION_NAME = re.compile(r".*(Batch|Layer|Group|RMS|Rms|Instance)Norm(alization)?[0-9]*d?")
+#: More names and patterns are never meant.
+MOST_NAMES = 10**5
 _WORDS = ("all", "no batch norm", "no biases", "weights", "trainable")
 
 
@@ -70,25 +73,25 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
     if callable(selection):
         chosen = [name for name, parameter in parameters.items() if selection(name, parameter)]
         words = f"function {getattr(selection, '__qualname__', type(selection).__qualname__)}"
-    elif selection in _WORDS:
+    elif isinstance(selection, str) and selection in _WORDS:
         words = str(selection)
         frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
         without = {"all": set(), "no batch norm": normalisation, "no biases": bias, "weights": normalisation | bias}
         without["trainable"] = frozen
         chosen = [name for name in parameters if name not in without[words]]
     else:
-        patterns = [selection] if isinstance(selection, str) else list(selection)
-        words = " | ".join(patterns)
         try:
+            patterns = [selection] if isinstance(selection, str) else list(islice(selection, MOST_NAMES))
+            words = " | ".join(patterns)
             chosen = [name for name in parameters if any(re.fullmatch(pattern, name) for pattern in patterns)]
         except (re.error, TypeError) as error:
             raise ValueError(
                 f"parameters must be one of {_WORDS}, a regular expression, several of them, or a function of name and "
-                f"parameter; got {selection!r} ({error})"
+                f"parameter; got {shown(selection)} ({error})"
             ) from None
     if not chosen:
         raise NothingSelected(
-            f"parameters={selection!r} selects none of the {len(parameters)} parameters; "
+            f"parameters={shown(selection)} selects none of the {len(parameters)} parameters; "
             f"their names are {', '.join(list(parameters)[:8])}{', ...' if len(parameters) > 8 else ''}"
         )
     _refuse_shared_memory(parameters, set(chosen))
@@ -108,9 +111,11 @@ def layers_of(model: nn.Module, layers: Iterable[str] | None = None) -> dict[str
     """
     modules = dict(network(model).named_modules())
     own = [prefix for prefix, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
-    wanted = own if layers is None else list(layers)
-    if unknown := [layer for layer in wanted if layer not in modules]:
-        raise ValueError(f"the network has no layer {unknown[0]!r}; its layers are {', '.join(sorted(own))}")
+    if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor, nn.Module))):
+        raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
+    wanted = own if layers is None else list(islice(layers, MOST_NAMES))
+    if unknown := [layer for layer in wanted if not isinstance(layer, str) or layer not in modules]:
+        raise ValueError(f"the network has no layer {shown(unknown[0])}; its layers are {', '.join(sorted(own))}")
     names = [name for name, _ in model.named_parameters()]
     found = {
         layer: [name for name in names if (name.startswith(layer + ".") if layer else "." not in name)]

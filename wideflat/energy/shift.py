@@ -34,8 +34,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, numbers_of
-from wideflat.checks.records import array, reading
+from wideflat.checks import choice, flag, instance, numbers_of, shown
+from wideflat.checks.options import check_fields, text
+from wideflat.checks.records import array, dense, is_format_1, reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
@@ -101,6 +102,18 @@ class ShiftProfile(Result):
         "positions", "mean", "stderr", "lengths", "scaled_lengths", "sigmas", "noise_mean", "noise_stderr",
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        choice("kind", self.kind, ("other", "quantize", "prune"))
+        shapes = {getattr(self, name).shape for name in self._ARRAYS}
+        if shapes != {(len(self.positions),)}:
+            raise ValueError(f"every position must have a value, got arrays of the shapes {sorted(shapes)}")
+        if self.barrier_interval is not None:
+            ends = array("barrier_interval", self.barrier_interval)
+            if ends.shape != (2,):
+                raise ValueError(f"barrier_interval must be two numbers, got {shown(self.barrier_interval)}")
+            self.barrier_interval = float(ends[0]), float(ends[1])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
         with atomic_write(path) as file:
@@ -118,13 +131,11 @@ class ShiftProfile(Result):
     def from_dict(cls, content: dict[str, Any]) -> ShiftProfile:
         """The inverse of :meth:`to_dict`."""
         with reading("shift profile"):
-            content = dict(content)
-            if content.pop("format") != 1:
+            content = dict(instance("a shift profile", content, dict, "a dictionary"))
+            if not is_format_1(content):
                 raise ValueError("expected format 1")
+            del content["format"]
             content |= {name: array(name, content[name]) for name in cls._ARRAYS}
-            choice("kind", content.get("kind", "other"), ("other", "quantize", "prune"))
-            if content["barrier_interval"] is not None:
-                content["barrier_interval"] = tuple(content["barrier_interval"])
             return cls(**content)
 
     @classmethod
@@ -134,7 +145,7 @@ class ShiftProfile(Result):
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the change and, dashed, noise of equal length; returns the axes of matplotlib."""
-        ax = axes_or_new(ax)
+        ax, label = axes_or_new(ax), text("label", label)
         bars = ax.errorbar(
             self.positions, self.mean, yerr=self.stderr, label=label, **{"capsize": 2, "marker": ".", **style}
         )
@@ -150,14 +161,15 @@ class ShiftProfile(Result):
     def about(self) -> str:
         """The conventions that change the answer, in one line."""
         c = self.conventions
-        parts = [
-            f"{c['metric']} of {c['architecture']}; {c['examples']} examples; moved: {c['parameters']}",
-            f"noise: {c['scale']}",
-            "hidden units aligned" if c.get("aligned") else "",
-            f"per {c['per']}" if self.kind == "quantize" else "",
-            f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
-        ]
-        return "; ".join(part for part in parts if part)
+        with reading("shift profile"):
+            parts = [
+                f"{c['metric']} of {c['architecture']}; {c['examples']} examples; moved: {c['parameters']}",
+                f"noise: {c['scale']}",
+                "hidden units aligned" if c.get("aligned") else "",
+                f"per {c['per']}" if self.kind == "quantize" else "",
+                f"batch norm: {c['batch_norm']}" if c.get("batch_norm") else "",
+            ]
+            return "; ".join(part for part in parts if part)
 
     def _columns(self) -> dict[str, list[Any]]:
         return {name: getattr(self, name).tolist() for name in self._ARRAYS}
@@ -250,11 +262,13 @@ def shift_profile(
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
         raise ValueError(f"give exactly one of other=, quantize= and prune=; got {' and '.join(chosen) or 'none'}")
-    kind = chosen[0]
+    kind, noise, align = chosen[0], flag("noise", noise), flag("align", align)
     if choice("per", per, ("tensor", "channel")) != "tensor" and kind != "quantize":
         raise ValueError(f'per="{per}" is for quantize=, not for {kind}=')
+    if parameters is None:
+        parameters = "all" if kind == "other" else "weights"
     begun = opened(
-        model, data, metric, parameters or ("all" if kind == "other" else "weights"), batch_norm=batch_norm,
+        model, data, metric, parameters, batch_norm=batch_norm,
         forward=forward, batch_size=batch_size, seed=seed, statistics=("eval", "recalibrate", "batch"),
     )  # fmt: skip
     model, evaluation, names, blocks = begun.model, begun.evaluation, begun.names, begun.blocks
@@ -266,8 +280,8 @@ def shift_profile(
             raise ValueError(f"align is for other weights, not for {kind}=")
         given["other"] = _aligned(model, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
-    shown = Progress("shift profile", len(ways) + 1, progress)
-    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, shown as bar:
+    display = Progress("shift profile", len(ways) + 1, progress)
+    with unwritten(model), evaluation.explained(), evaluation.prepared(), change, display as bar:
         batches = _calibration(evaluation, blocks, calibration) if evaluation.recalibrates else []
         stops = [_stop(evaluation, change, way, batches) for way in ways]
         found = sample(evaluation, blocks, stops, bar)
@@ -359,7 +373,7 @@ def _to_other(
         )
     buffers = {name: b for name, b in model.named_buffers() if name in state and b.is_floating_point()}
     for name, ours in {**weights, **buffers}.items():
-        if state[name].shape != ours.shape:
+        if dense(name, state[name]).shape != ours.shape:
             raise ValueError(f"{name} has shape {tuple(ours.shape)} here and {tuple(state[name].shape)} in other")
     directions = {name: state[name].detach().to(weight) - weight for name, weight in weights.items()}
     return directions, {name: state[name].detach().to(buffer) - buffer for name, buffer in buffers.items()}

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, numbers_of, shown, whole
-from wideflat.checks.records import array, reading
+from wideflat.checks import choice, instance, numbers_of, shown, whole
+from wideflat.checks.options import check_fields
+from wideflat.checks.records import array, is_format_1, reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -72,6 +73,15 @@ class Slice(Result):
 
     _ARRAYS = ("positions", "mean", "stderr", "lengths")
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        grid = (len(self.positions),) * self.mean.ndim
+        if self.positions.ndim != 1 or not self.mean.size or not self.mean.shape == self.stderr.shape == grid:
+            raise ValueError(
+                f"mean and stderr must be on a line or grid of positions, got the shapes {self.mean.shape} and "
+                f"{self.stderr.shape} of {self.positions.shape}"
+            )
+
     def table(self) -> str:
         """One row a point, as CSV: the positions, the mean, its standard error."""
         names = ["x", "y"][: self.mean.ndim]
@@ -99,9 +109,10 @@ class Slice(Result):
     def from_dict(cls, content: dict[str, Any]) -> Slice:
         """The inverse of :meth:`to_dict`."""
         with reading("slice"):
-            content = dict(content)
-            if content.pop("format") != 1:
+            content = dict(instance("a slice", content, dict, "a dictionary"))
+            if not is_format_1(content):
                 raise ValueError("expected format 1")
+            del content["format"]
             return cls(**{**content, **{name: array(name, content[name]) for name in cls._ARRAYS}})
 
     @classmethod
@@ -165,7 +176,8 @@ class Slice(Result):
     def about(self) -> str:
         """What is shown, in one line."""
         c = self.conventions
-        return f"{c['metric']} of {c['architecture']}; {c['examples']} examples; directions: {c['directions']}"
+        with reading("slice"):
+            return f"{c['metric']} of {c['architecture']}; {c['examples']} examples; directions: {c['directions']}"
 
     def __str__(self) -> str:
         low, high = np.nanmin(self.mean), np.nanmax(self.mean)
@@ -253,9 +265,9 @@ def _others(directions: Any, dimensions: int) -> list[Any] | None:
     if isinstance(directions, str):
         if directions not in _WORDS:
             words = ", ".join(f'"{word}"' for word in _WORDS)
-            raise ValueError(f"directions must be {words}, or one or two other networks; got {directions!r}")
-        if dimensions not in (1, 2):
-            raise ValueError(f"dimensions must be 1 or 2, got {dimensions!r}")
+            raise ValueError(f"directions must be {words}, or one or two other networks; got {shown(directions)}")
+        if not isinstance(dimensions, int) or dimensions not in (1, 2):
+            raise ValueError(f"dimensions must be 1 or 2, got {shown(dimensions)}")
         return None
     if not isinstance(directions, (nn.Module, Mapping, list, tuple)):
         raise TypeError(f"directions must be a word, or one or two other networks; got {shown(directions)}")

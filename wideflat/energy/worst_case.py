@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, whole
+from wideflat.checks import choice, shown, whole
 from wideflat.energy.ascent import BALLS, Ball, climb
 from wideflat.energy.blocks import Block, Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -105,10 +105,9 @@ def worst_case(
         [1.0]
     """
     radii = check_sigmas(sigmas)
-    if noise not in ("pass", "batch"):
-        raise ValueError(f'noise must be "pass" or "batch", got {noise!r}: a worst case has no noise of one example')
-    for name, value, least in (("steps", steps, 1), ("restarts", restarts, 0)):
-        whole(name, value, least, MOST_STEPS)
+    if not isinstance(noise, str) or noise not in ("pass", "batch"):
+        raise ValueError(f'noise must be "pass" or "batch", got {shown(noise)}: a worst case is not of one example')
+    steps, restarts = whole("steps", steps, 1, MOST_STEPS), whole("restarts", restarts, 0, MOST_STEPS)
     choice("ball", ball, BALLS)
     if isinstance(objective, str) and objective == "error":
         raise ValueError('objective must have a gradient, and the error is a step function; use objective="loss"')
@@ -118,8 +117,8 @@ def worst_case(
     evaluation, blocks = begun.evaluation, begun.blocks
     scales = Scales(begun.model, begun.names, scale)
     ascent = Evaluation(begun.model, objective, batch_norm, forward)
-    shown = Progress("worst case", enabled=progress)
-    with evaluation.prepared(), SharedNoise(begun.model, begun.names) as change, shown as bar:
+    display = Progress("worst case", enabled=progress)
+    with evaluation.prepared(), SharedNoise(begun.model, begun.names) as change, display as bar:
         search = _Search(evaluation, ascent, change, scales, (ball, steps, restarts, seed), bar)
         totals, base, sizes = np.zeros(len(radii)), 0.0, 0
         for number, group in enumerate(_groups(blocks, noise)):

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import numbers_of
+from wideflat.checks import numbers_of, whole
+from wideflat.checks.options import check_fields
 from wideflat.checks.records import reading
 from wideflat.files import atomic_write, read_npz
 from wideflat.notebook import Result, axes_or_new
@@ -60,6 +61,19 @@ class LocalEntropy(Result):
     num_weights: int
     method: str
     others: dict[str, LocalEntropy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.num_weights = whole("num_weights", self.num_weights, 1, 2**53)
+        rows = [self.distance, self.phi, self.log_z, self.phi_stderr, self.log_z_stderr, self.residual]
+        shapes = {tuple(each.shape) for each in (*rows, self.iterations, self.converged)}
+        if self.deltas.dim() != 1 or not len(self.deltas) or {shape[-1:] for shape in shapes} != {self.deltas.shape}:
+            raise ValueError(
+                f"every one of {self.deltas.numel()} deltas must have a value, got tensors of the shapes "
+                f"{sorted(shapes)}"
+            )
+        if len(shapes) != 1:
+            raise ValueError(f"the tensors of a curve must have one shape, got {sorted(shapes)}")
 
     @property
     def relative_distance(self) -> Tensor:

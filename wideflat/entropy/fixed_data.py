@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from wideflat.checks import whole
 from wideflat.energy.blocks import Block, Blocks
 from wideflat.seeds import derive_seed
 
@@ -76,7 +77,7 @@ def _subset(data: Any, count: int, seed: int) -> Any:
             f"subset needs tensors in memory or a data set, got {type(data).__name__}; give its data set, or fewer "
             "batches"
         )
-    if not 1 <= count <= total:
+    if whole("subset", count, 1, 2**62) > total:
         raise ValueError(f"subset must be between 1 and the {total} examples there are, got {count}")
     generator = torch.Generator().manual_seed(derive_seed(seed, "subset"))
     index = torch.randperm(total, generator=generator)[:count].sort().values

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import choice, number, numbers_of, whole
 from wideflat.checks import network as checked_network
-from wideflat.checks import number, numbers_of, whole
 from wideflat.checks.records import location, reading
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
@@ -156,21 +156,22 @@ def free_entropy(
     """
     strengths = _checked_sigmas(sigmas)
     beta = number("beta", beta, above=0)
-    for name, value in (("seed", seed), ("subset_seed", subset_seed)):
-        whole(name, value, -(2**63), 2**63 - 1)
+    seed, subset_seed = (
+        whole(name, value, -(2**63), 2**63 - 1) for name, value in (("seed", seed), ("subset_seed", subset_seed))
+    )
     model = whole_network(checked_network(model))
-    if on_errors not in ("refuse", "drop"):
-        raise ValueError(f'on_errors must be "refuse" or "drop", got {on_errors!r}')
-    if measure == "error" and beta != 1.0:
+    choice("on_errors", on_errors, ("refuse", "drop"))
+    if isinstance(measure, str) and measure == "error" and beta != 1.0:
         raise ValueError(
             f'measure="error" counts solutions and has no temperature, got beta={beta}; solution_beta says where they '
             "are counted, which the result does not depend on"
         )
     if solution_beta is not None:
-        number("solution_beta", solution_beta, above=0)
-    cap = MOST_STEPS_AT_KINKS if measure == "error" else MOST_STEPS
+        solution_beta = number("solution_beta", solution_beta, above=0)
+    cap = MOST_STEPS_AT_KINKS if isinstance(measure, str) and measure == "error" else MOST_STEPS
     effort = Effort(chains, samples, burn, points, int(seed), cap, target_stderr, quick)
-    fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
+    size = block_size(model) if batch_size is None else whole("batch_size", batch_size, 1)
+    fixed = FixedData(data, size, subset, subset_seed)
     network = Network(model, fixed, measure, scale, parameters, forward, batch_norm)
     measurement = _Measurement(network, strengths, beta, effort, on_errors, solution_beta, minutes, progress)
     measurement.conventions |= {"subset": None if subset is None else [subset, subset_seed]}
@@ -193,7 +194,7 @@ class _Measurement:
     ) -> None:
         self.network, self.sigmas, self.beta, self.effort = network, sigmas, beta, effort
         self.on_errors, self.solution_beta = on_errors, solution_beta
-        self.limit = math.inf if minutes is None else 60 * minutes
+        self.limit = math.inf if minutes is None else 60 * number("minutes", minutes, 0)
         self.shown = progress
         self.done: dict[str, Integration] = {}
         self.walk: Walk | None = None

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import network as checked_network
-from wideflat.checks import whole
+from wideflat.checks import number, whole
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.lanczos import Krylov
@@ -123,12 +123,13 @@ def llc(
         >>> round(found.laplace, 3), abs(found.value - 0.2957) < 4 * found.stderr
         (0.296, True)
     """
-    if measure == "error":
+    if isinstance(measure, str) and measure == "error":
         raise ValueError('the error has no learning coefficient: it is a step function; use measure="loss"')
     model = whole_network(checked_network(model))
-    for name, value in (("probes", probes), ("lanczos_steps", lanczos_steps)):
-        whole(name, value, 1, 10**6)
-    fixed = FixedData(data, batch_size or block_size(model), subset, subset_seed)
+    sigma = number("sigma", sigma, above=0)
+    probes, lanczos_steps = whole("probes", probes, 1, 10**6), whole("lanczos_steps", lanczos_steps, 1, 10**6)
+    size = block_size(model) if batch_size is None else whole("batch_size", batch_size, 1)
+    fixed = FixedData(data, size, subset, subset_seed)
     beta = 1 / math.log(max(fixed.examples, 3)) if beta is None else beta
     shared: dict[str, Any] = {"scale": scale, "parameters": parameters, "forward": forward}
     batches = [block.batch for block in fixed.blocks]

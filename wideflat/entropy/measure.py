@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
-from wideflat.checks import numbers_of, real_tensor, shown
+from wideflat.checks import choice, flag, number, numbers_of, real_tensor, shown, whole
 from wideflat.committee.machine import wrong_patterns
 from wideflat.entropy.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP
 from wideflat.entropy.curve import LocalEntropy
@@ -148,13 +148,17 @@ def local_entropy(
     if single:
         weights = weights.unsqueeze(0)
     grid = _checked_deltas(deltas)
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    if on_errors not in ("keep", "drop"):
-        raise ValueError(f'on_errors must be "keep" or "drop", got {on_errors!r}')
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {shown(method)}")
+    choice("on_errors", on_errors, ("keep", "drop"))
+    compare = flag("compare", compare)
+    if tolerance is not None:
+        tolerance = number("tolerance", tolerance, above=0)
     wrong = training_errors(weights, inputs, targets)
     problem = Problem.of(weights, inputs, targets, keep=~wrong if on_errors == "drop" and bool(wrong.any()) else None)
-    sampling = {"particles": particles, "runs": runs, "sweeps": sweeps, "seed": seed}
+    counts = {"particles": particles, "runs": runs, "sweeps": sweeps}
+    sampling = {name: whole(name, value, 1) for name, value in counts.items()}
+    sampling["seed"] = whole("seed", seed, -(2**62), 2**62)
     curves = {}
     interrupted = False
     for name in (method, *(other for other in METHODS if other != method)) if compare else (method,):
@@ -281,7 +285,7 @@ def _curve(
 
 
 def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    if dtype not in (torch.float32, torch.float64):
+    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     if isinstance(weights, torch.nn.Module):
         raise TypeError(

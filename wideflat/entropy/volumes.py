@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wideflat.checks import instance
-from wideflat.checks.records import reading
+from wideflat.checks import flag, instance
+from wideflat.checks.options import check_fields, text
+from wideflat.checks.records import is_format_1, reading
 from wideflat.entropy.volume import Integration
 from wideflat.files import atomic_write, read_json
 from wideflat.notebook import Result, axes_or_new
@@ -71,6 +72,10 @@ class FreeEntropy(Result):
     KIND = "wideflat free entropy"
     #: Conventions without which a difference means nothing.
     DECISIVE = ("measure", "beta", "scale", "parameters", "perturbed", "architecture", "examples", "data")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.points = [instance("a point", point, Integration) for point in self.points]
 
     def _array(self, name: str) -> np.ndarray:
         return np.array([getattr(point, name) for point in self.points])
@@ -176,6 +181,7 @@ class FreeEntropy(Result):
             force: Compare in spite of other conventions, or of values that did not converge.
         """
         instance("other", other, FreeEntropy)
+        force = flag("force", force)
         if self.sigmas.shape != other.sigmas.shape or not np.allclose(self.sigmas, other.sigmas, rtol=1e-6):
             raise ValueError(f"the sigmas differ: {self.sigmas.tolist()} and {other.sigmas.tolist()}")
         mine, theirs = self.conventions, other.conventions
@@ -211,11 +217,11 @@ class FreeEntropy(Result):
     @classmethod
     def from_dict(cls, content: Any) -> FreeEntropy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or content.get("kind") != cls.KIND or content.get("format") != 1:
+        if not isinstance(content, dict) or not is_format_1(content, cls.KIND):
             raise ValueError(f"expected a {cls.KIND} of format 1")
         with reading(cls.KIND):
             points = [Integration.from_dict(point) for point in content["points"]]
-            return cls(points, dict(content["conventions"]), bool(content["complete"]))
+            return cls(points, instance("conventions", content["conventions"], dict), content["complete"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""
@@ -241,7 +247,7 @@ class FreeEntropy(Result):
             ax: Axes of matplotlib; by default those of a new figure.
             label: Put before sigma in the legend.
         """
-        ax = axes_or_new(ax)
+        ax, label = axes_or_new(ax), text("label", label)
         for point in self.points:
             words = f"{label + ', ' if label else ''}$\\sigma$ = {point.sigma:g}: {_value(point)}"
             betas, llc = (np.array([*free, *walked]) for free, walked in _both_parts(point))
@@ -297,15 +303,16 @@ class FreeEntropy(Result):
     def about(self) -> str:
         """The conventions in one line."""
         c = self.conventions
-        parts = [
-            f"{c['measure']} of {c['architecture']}" if "architecture" in c else "",
-            f"n = {c['examples']}{' (a random subset)' if c.get('subset') else ''}" if "examples" in c else "",
-            f"beta = {c['beta']:g}" if c.get("beta") else "",
-            f"scale: {c['scale']}, {c['parameters']}" if "scale" in c else "",
-            f"{c['unmoved']} weights are zero and do not move" if c.get("unmoved") else "",
-            f"{c['dropped']} examples that are wrong at the weights were left out" if c.get("dropped") else "",
-        ]
-        return "; ".join(part for part in parts if part)
+        with reading("free entropy"):
+            parts = [
+                f"{c['measure']} of {c['architecture']}" if "architecture" in c else "",
+                f"n = {c['examples']}{' (a random subset)' if c.get('subset') else ''}" if "examples" in c else "",
+                f"beta = {c['beta']:g}" if c.get("beta") else "",
+                f"scale: {c['scale']}, {c['parameters']}" if "scale" in c else "",
+                f"{c['unmoved']} weights are zero and do not move" if c.get("unmoved") else "",
+                f"{c['dropped']} examples that are wrong at the weights were left out" if c.get("dropped") else "",
+            ]
+            return "; ".join(part for part in parts if part)
 
     def __str__(self) -> str:
         header, rows = self.table()

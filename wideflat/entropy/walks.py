@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wideflat.checks import number, whole
+from wideflat.checks import flag, number, whole
 from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, normal, start
 from wideflat.entropy.integration import bracket, integrate
 from wideflat.entropy.second_opinion import MOST_ASKED, Opinion, more_points, outlying, worth_asking
@@ -81,7 +81,8 @@ class Effort:
 
     def __post_init__(self) -> None:
         for name, least in (("chains", 1), ("samples", 4), ("burn", 2), ("points", 8), ("cap", 1)):
-            whole(name, getattr(self, name), least, MOST)
+            object.__setattr__(self, name, whole(name, getattr(self, name), least, MOST))
+        object.__setattr__(self, "quick", flag("quick", self.quick))
         if self.target_stderr is not None:
             number("target_stderr", self.target_stderr, above=0)
 

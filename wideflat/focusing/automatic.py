@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim import Optimizer
 
-from wideflat.checks import function, shown
+from wideflat.checks import function, number, shown
 
 if TYPE_CHECKING:
     from wideflat.entropy_sgd import EntropySGD
@@ -78,4 +78,4 @@ def automatic_gamma0(
         raise ValueError(
             f"w' did not move in {inner_steps} steps (d = {distance}): is inner_lr > 0, are there gradients?"
         )
-    return float(loss) / distance
+    return number("loss", loss) / distance

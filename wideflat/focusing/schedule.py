@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from wideflat.checks import number, numbers_of, whole
+from wideflat.checks import choice, number, numbers_of, shown, whole
 from wideflat.checks.records import reading
 
 __all__ = ["Focusing"]
@@ -65,23 +65,27 @@ class Focusing:
         gamma_max: float | None = None,
         every: int = 1,
     ) -> None:
-        if not callable(kind) and kind not in ("exponential", "cosine", "constant"):
-            raise ValueError(f"kind must be 'exponential', 'cosine', 'constant' or a function of tau, got {kind!r}")
-        if kind in ("exponential", "cosine") and (total is None or not total > 0):
+        if not callable(kind) and (not isinstance(kind, str) or kind not in ("exponential", "cosine", "constant")):
+            raise ValueError(
+                f"kind must be 'exponential', 'cosine', 'constant' or a function of tau, got {shown(kind)}"
+            )
+        if isinstance(kind, str) and kind != "constant" and total is None:
+            raise ValueError("total must be > 0: the calls of step() until the end of training; got None")
+        if total is not None and not number("total", total) > 0:
             raise ValueError(f"total must be > 0: the calls of step() until the end of training; got {total}")
-        if not factor > 0:
-            raise ValueError(f"factor must be > 0 (gamma at the end over gamma at the start), got {factor}")
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number >= 1, got {every!r}")
+        if gamma_max is not None:
+            number("gamma_max", gamma_max, 0)
         self.target = target
-        self.every = every
-        self.factor = float(factor)
+        self.every = whole("every", every, 1)
+        self.factor = number("factor", factor)
+        if not self.factor > 0:
+            raise ValueError(f"factor must be > 0 (gamma at the end over gamma at the start), got {factor}")
         self.total = total
         self.kind = kind
         self.gamma_max = gamma_max
         self.tau = 0
         now = self._read()
-        self.gamma0: list[float] = now if gamma0 is None else [float(gamma0)] * len(now)
+        self.gamma0: list[float] = now if gamma0 is None else [number("gamma0", gamma0)] * len(now)
         if kind == "exponential" and not all(gamma > 0 for gamma in self.gamma0):
             raise ValueError(
                 f"exponential focusing starts from a gamma0 > 0, got {self.gamma0}; set gamma first, "
@@ -111,13 +115,14 @@ class Focusing:
             >>> round(focusing.gamma, 6)
             1.0
         """
-        if by not in ("step", "epoch"):
-            raise ValueError(f"by must be 'step' or 'epoch', got {by!r}")
+        choice("by", by, ("step", "epoch"))
         is_loader = not hasattr(steps, "ndim")  # a tensor is a number of steps, if anything
         steps = len(steps) if is_loader and isinstance(steps, Sized) else whole("steps", steps)
         if steps < 1:
             raise ValueError(f"an epoch must have at least one step, got {steps}")
-        return cls(target, factor, epochs * steps, every=steps if by == "epoch" else 1, **settings)
+        return cls(
+            target, factor, number("epochs", epochs, above=0) * steps, every=steps if by == "epoch" else 1, **settings
+        )
 
     @property
     def gamma(self) -> float:
@@ -175,7 +180,7 @@ class Focusing:
     def _at(self, tau: int, gamma0: float) -> float:
         tau -= tau % self.every
         if not isinstance(self.kind, str):
-            return float(self.kind(tau))
+            return number("what kind returns", self.kind(tau))
         if self.kind == "constant":
             return gamma0
         assert self.total is not None
@@ -187,7 +192,7 @@ class Focusing:
 
     def _read(self) -> list[float]:
         if self._attribute is not None:
-            return [float(getattr(self.target, self._attribute))]
+            return [number(f"the {self._attribute} of target", getattr(self.target, self._attribute))]
         if not hasattr(self.target, "param_groups"):
             raise ValueError(f"a {type(self.target).__name__} has no gamma to focus")
         if not all("gamma" in group for group in self.target.param_groups):

@@ -11,6 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from wideflat.batch_norm import refresh_batch_norm
+from wideflat.checks import choice, flag
+from wideflat.checks import number as checked_number
 from wideflat.cycles import Cycles
 from wideflat.focusing import Focusing
 
@@ -64,8 +66,10 @@ class Guide:
     batch_norm: bool = True
 
     def __post_init__(self) -> None:
-        if self.by not in ("step", "epoch"):
-            raise ValueError(f"by must be 'step' or 'epoch', got {self.by!r}")
+        choice("by", self.by, ("step", "epoch"))
+        self.factor = None if self.factor is None else checked_number("factor", self.factor, above=0)
+        self.total = None if self.total is None else checked_number("total", self.total, above=0)
+        self.batch_norm = flag("batch_norm", self.batch_norm)
         if not isinstance(self.kind, str):
             raise TypeError(
                 "kind must be a name ('exponential', 'cosine' or 'constant'), since it is saved with the trainer's "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from wideflat.checks import network
+
 __all__ = ["kaiming_normal"]
 
 
@@ -24,7 +26,7 @@ def kaiming_normal(model: nn.Module) -> nn.Module:
         >>> round(layer.weight.std().item(), 3), layer.bias.abs().max().item()  # sqrt(2 / 200) = 0.1
         (0.1, 0.0)
     """
-    for module in model.modules():
+    for module in network(model).modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wideflat import algorithms
+from wideflat.checks import flag, instance
 from wideflat.presets.program import as_the_program
 from wideflat.presets.settings import ALGORITHMS, Preset, nearest, one_of
 from wideflat.presets.table1 import PRESETS
@@ -28,11 +29,11 @@ def preset(name: str, algorithm: str = "sgd", as_coded: bool = False) -> Preset:
         >>> preset("cifar10-smallconvnet", "rsgd").passes
         300
     """
-    if name not in PRESETS:
+    if instance("name", name, str, "the name of a preset") not in PRESETS:
         raise ValueError(f"there is no preset {name!r}. {nearest(name, PRESETS)}")
     one_of("algorithm", algorithm, ALGORITHMS)
     row = PRESETS[name]
-    if as_coded:
+    if flag("as_coded", as_coded):
         one_of("the algorithm of a cell as coded", algorithm, row)
         return as_the_program(row[algorithm])
     if algorithm in row:

@@ -54,7 +54,7 @@ COUNTS = {
 def one_of(field: str, value: str, known: Any) -> None:
     """Refuse a value that is not one of the known ones."""
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
+        raise ValueError(f"{field} must be one of {', '.join(known)}, got {shown(value)}")
 
 
 def nearest(name: str, known: Any) -> str:
@@ -184,9 +184,9 @@ class Preset:
         for field, known in CHOICES.items():
             one_of(field, getattr(self, field), known)
         one_of("dataset", self.dataset, (*FACTS, *OWN))
-        algorithms.check(self)
         for field, most in COUNTS.items():
-            whole(field, getattr(self, field), 1, most)
+            object.__setattr__(self, field, whole(field, getattr(self, field), 1, most))
+        algorithms.check(self)
         for field in ("lr", "weight_decay", "inner_lr", "epsilon", "rho", "padding", "cutout"):
             number(field, getattr(self, field), 0)
         for field in ("momentum", "alpha"):

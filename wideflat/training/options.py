@@ -39,7 +39,7 @@ class Options:
         choice("amp", self.amp, FORMATS)
         whole("seed", self.seed, -(2**63), 2**63 - 1)
         for field in ("evaluate_every", "batch_norm_images"):
-            whole(field, getattr(self, field), 1)
+            object.__setattr__(self, field, whole(field, getattr(self, field), 1))
         if self.limit_data is not None:
             whole("limit_data", self.limit_data, 1)
         number("max_loss", self.max_loss, above=0)
