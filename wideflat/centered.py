@@ -28,7 +28,6 @@ __all__ = ["Centered", "adopt_state", "step_quietly", "warn_off_center"]
 
 #: State of a parameter that is made here, not by the inner optimizers or the outer one.
 OWN = ("center", "mean", "momentum_buffer")
-
 #: The optimizers that exist now, for `warn_off_center`; they are forgotten when nobody else holds them.
 _alive: WeakSet[Centered] = WeakSet()
 
