@@ -125,7 +125,7 @@ def test_ranks_share_statistics_without_it(monkeypatch):
     norms = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     wideflat.refresh_batch_norm(norms[0], batches)
     with played(has_float64=False):
-        wideflat.refresh_batch_norm(norms[1].to(DEVICE), batches, group=object())
+        wideflat.refresh_batch_norm(norms[1].to(DEVICE), batches, group=dist.ProcessGroup(0, 1))
         found = {name: value.cpu() for name, value in norms[1].state_dict().items()}
     torch.testing.assert_close(found, dict(norms[0].state_dict()))
 

@@ -163,7 +163,7 @@ def check_fields(record: Any) -> None:
 
     >>> @dataclasses.dataclass
     ... class Point:
-    ...     x: "float"
+    ...     x: float
     ...     __post_init__ = check_fields
     >>> Point(np.float32(0.5))
     Point(x=0.5)
