@@ -120,5 +120,5 @@ def test_rest_of_nothing_is_zero():
 
 
 def test_another_way_to_round_is_refused():
-    with pytest.raises(ValueError, match='rounding must be "kept", "nearest" or "stochastic", got .up.'):
+    with pytest.raises(ValueError, match=r'rounding must be "kept", "nearest" or "stochastic", got .up.'):
         wideflat.EntropySGD([nn.Parameter(torch.ones(1))], rounding="up")
