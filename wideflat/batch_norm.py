@@ -134,14 +134,8 @@ def _merged(norms: list[_BatchNorm], seen: Callable[[], int], group: dist.Proces
         yield
     except Exception as error:
         failure = error
-    reports: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(reports, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
-    if failure is not None:
-        raise failure
-    for rank, report in enumerate(reports):
-        if report is not None:
-            raise RuntimeError(f"refresh_batch_norm failed on process {rank} of the group: {report}")
-    counts: list[int] = [0] * len(reports)
+    _tell(failure, group)
+    counts: list[int] = [0] * dist.get_world_size(group)
     dist.all_gather_object(counts, seen(), group=group)
     if not (total := sum(counts)):
         raise ValueError("refresh_batch_norm needs at least one batch, got an empty loader on every process")
@@ -152,6 +146,17 @@ def _merged(norms: list[_BatchNorm], seen: Callable[[], int], group: dist.Proces
                 _average(buffer, seen(), total, group)
             if norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.fill_(total)
+
+
+def _tell(failure: BaseException | None, group: dist.ProcessGroup) -> None:
+    """Raise on every process what one of them has raised."""
+    reports: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(reports, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
+    if failure is not None:
+        raise failure
+    for rank, report in enumerate(reports):
+        if report is not None:
+            raise RuntimeError(f"refresh_batch_norm failed on process {rank} of the group: {report}")
 
 
 def _average(buffer: Tensor, seen: int, total: int, group: dist.ProcessGroup) -> None:

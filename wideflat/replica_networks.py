@@ -82,11 +82,7 @@ class Replicas(nn.Module):
         share_frozen: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(make_model, nn.Module) or not callable(make_model):
-            raise TypeError(
-                "make_model must be a function that makes a network, so that every replica gets an initialisation of "
-                f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
-            )
+        _check_maker(make_model)
         num_replicas = whole("num_replicas", num_replicas, 1, MOST_REPLICAS)
         if not isinstance(vectorize, bool) and not (isinstance(vectorize, str) and vectorize == "auto"):
             raise ValueError(f"vectorize must be True, False or 'auto', got {shown(vectorize)}")
@@ -267,6 +263,14 @@ class Replicas(nn.Module):
     def distances(self) -> Tensor:
         """d(w_a, w_bar) of each replica: half the squared distance to the barycenter."""
         return InProcess(self).distances()
+
+
+def _check_maker(make_model: object) -> None:
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TypeError(
+            "make_model must be a function that makes a network, so that every replica gets an initialisation of "
+            f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
+        )
 
 
 def _check_alike(other: nn.Module, first: nn.Module) -> None:

@@ -26,13 +26,7 @@ __all__ = ["page_of", "verdict"]
 
 def page_of(card: Card) -> str:
     """The page as HTML."""
-    c = card.conventions
-    chosen = str(c.get("parameters", "all"))
-    about = [str(c.get("architecture", "")), f"of its parameters: {chosen}" if chosen != "all" else ""]
-    about += [f"{c['examples']} examples" if "examples" in c else ""]
-    about += [_day(str(c.get("date", ""))), f"measured in {card.seconds:.0f} s"]
-    finding = _sentence(card.headline)
-    page = Page(f"Card of {card.title}", " · ".join(part for part in about if part), finding)
+    page = Page(f"Card of {card.title}", _about(card), _sentence(card.headline))
     if card.comparison:
         page.section("Beside another")
         refused = card.comparison.startswith("Not compared")
@@ -48,6 +42,16 @@ def page_of(card: Card) -> str:
                 page.paragraph(f"No {words}: {card.refused[name]}", "warning")
     _conventions(page, card)
     return page.html()
+
+
+def _about(card: Card) -> str:
+    """The line below the title."""
+    c = card.conventions
+    chosen = str(c.get("parameters", "all"))
+    parts = [str(c.get("architecture", "")), f"of its parameters: {chosen}" if chosen != "all" else ""]
+    parts += [f"{c['examples']} examples" if "examples" in c else ""]
+    parts += [_day(str(c.get("date", ""))), f"measured in {card.seconds:.0f} s"]
+    return " · ".join(part for part in parts if part)
 
 
 def _sentence(words: str) -> str:

@@ -38,11 +38,15 @@ def check_entropy_sgd(group: dict[str, Any]) -> None:
         if group[name] is not None:
             number(f"{name}, unless it is None,", group[name], 0, LARGEST)
     check_cycle(group)
-    for nesterov, momentum in (("nesterov", "momentum"), ("outer_nesterov", "outer_momentum")):
-        if group[nesterov] is not None:
-            flag(nesterov, group[nesterov])
-        if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
-            raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")
+    _check_nesterov(group, "nesterov", "momentum")
+    _check_nesterov(group, "outer_nesterov", "outer_momentum")
+
+
+def _check_nesterov(group: dict[str, Any], nesterov: str, momentum: str) -> None:
+    if group[nesterov] is not None:
+        flag(nesterov, group[nesterov])
+    if group[nesterov] and not (group[momentum] or (group[momentum] is None and group["momentum"])):
+        raise ValueError(f"{nesterov} needs a {momentum} > 0, got {group[momentum]}")
 
 
 def refuse_differentiable(differentiable: bool) -> None:

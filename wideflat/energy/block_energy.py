@@ -202,9 +202,7 @@ class BlockEnergy:
             rows = found[j] = np.full((one.tiles, len(sigmas)), np.nan)
             rows[:, sigmas == 0] = 0.0
             if one.values:
-                parts = [next(arrived) for _ in one.values]
-                means = parts[0] if parts[0].dim() == 2 else torch.stack([_means(v, one.tiles) for v in parts], 1)
-                change = means.numpy() - self.baselines[j][-1]
+                change = _joined([next(arrived) for _ in one.values], one.tiles) - self.baselines[j][-1]
                 # an overflow counts as infinite; NaN means not evaluated
                 rows[:, one.active] = np.where(np.isnan(change), np.inf, change)
         return found
@@ -262,6 +260,12 @@ class BlockEnergy:
 def _means(value: Tensor, tiles: int) -> Tensor:
     """The mean of the metric over the examples, for each of so many passes."""
     return value.reshape(tiles, -1).mean(1) if value.dim() else value.expand(tiles)
+
+
+def _joined(values: list[Tensor], tiles: int) -> np.ndarray:
+    """The means at each sigma side by side, (tiles, sigmas), where they are not yet."""
+    means = values[0] if values[0].dim() == 2 else torch.stack([_means(value, tiles) for value in values], 1)
+    return means.numpy()
 
 
 def _in_float64(mean: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
