@@ -87,6 +87,16 @@ def test_differences_over_ten_subsets(recompute, setting):
     assert "4 | -3.89, -0.74, -0.34, -0.16" in printed and "-3.89, -0.74, -0.34, -0.16 (4)" in TEXT
 
 
+def test_table_1_on_the_original_images():
+    for algorithm, name in (("sgd", "SGD"), ("esgd", "eSGD")):
+        folder = ROOT / f"results/table1-original/{algorithm}-seed0"
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        assert last["passes"] == 300 and f"{name} {100 * last['test_error']:.2f}" in TEXT
+    about = [json.loads((ROOT / f"results/table1-original/{a}-seed0/model.json").read_text()) for a in ("sgd", "esgd")]
+    first, second = (100 * found["about"]["train_error"] for found in about)
+    assert f"training error {first:.2f} and {second:.2f} %" in TEXT
+
+
 def test_the_check_of_bf16():
     lines = {
         kind: [
