@@ -92,6 +92,9 @@ def test_table_1_on_the_original_images():
         folder = ROOT / f"results/table1-original/{algorithm}-seed0"
         last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
         assert last["passes"] == 300 and f"{name} {100 * last['test_error']:.2f}" in TEXT
+        profile = json.loads((folder / "local_energy.json").read_text())
+        pairs = zip(profile["mean"], profile["stderr"], strict=True)
+        assert ", ".join(f"{100 * mean:.2f} ± {100 * error:.2f}" for mean, error in pairs) in TEXT
     about = [json.loads((ROOT / f"results/table1-original/{a}-seed0/model.json").read_text()) for a in ("sgd", "esgd")]
     first, second = (100 * found["about"]["train_error"] for found in about)
     assert f"training error {first:.2f} and {second:.2f} %" in TEXT
