@@ -1,6 +1,7 @@
 """Images per second of the training loop, against the plain loop and against the bare forward and backward pass.
 
     python benchmarks/training.py [--rounds 25] [--models smallconvnet resnet18] [--clock wall|cpu]
+    python benchmarks/training.py --campaign [--rounds 25]
 
 The models see generated images of CIFAR-10's size in batches of 128, with random crops and flips.
 
@@ -15,6 +16,9 @@ SAM's images count once, though it computes two gradients for each.
 
 ``--clock cpu`` counts the processor time of one thread instead, and leaves out the loader with workers: for a machine
 on which others compute too.
+
+``--campaign`` asks what one core does in a day of ``wideflat train --algorithm sgd``: in float32 and bf16, compiled and
+not, evaluated on 10,000 images after every pass or every tenth. In processor time of one thread, the peaks too.
 """
 
 from __future__ import annotations
@@ -36,9 +40,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from wideflat.data import ImageData, ImageSplit
 from wideflat.presets import preset
+from wideflat.training.options import Options
 from wideflat.training.training import Training
 
 BATCH = 128
+#: passes over 50,000 images, evaluated on 10,000
+TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
+FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16}
 #: (numerator, denominator, what it must reach), for SmallConvNet
 TARGETS = [
     ("sgd", "plain", 1.6),
@@ -180,19 +188,59 @@ def measure(name: str, data: ImageData, rounds: int, seconds: float, peak: float
     return reached
 
 
+def campaign(name: str, data: ImageData, rounds: int, seconds: float) -> None:
+    """Print what one core does in a day, by format and compiler."""
+    of = {
+        "float32": Options(),
+        "float32, compiled": Options(compile=True),
+        "bf16": Options(amp="bf16"),
+        "bf16, compiled": Options(amp="bf16", compile=True),
+    }
+    trainings = {key: Training(preset(f"cifar10-{name}", "sgd"), data, options) for key, options in of.items()}
+    clock = time.process_time
+    counts = {}
+    for key, training in trainings.items():
+        training.iterate(), training.evaluate()  # the first compile
+        counts[key] = max(1, round(seconds / seconds_of(training.iterate, 1, clock)))
+    steps, evaluations = ({key: [] for key in trainings} for _ in range(2))
+    for _, (key, training) in itertools.product(range(rounds), trainings.items()):
+        steps[key].append(seconds_of(training.iterate, counts[key], clock) / BATCH)
+        evaluations[key].append(seconds_of(training.evaluate, 1, clock) / len(data.test.targets))
+    flops = flops_per_image(name)
+    peaks = {format: peak_flops(dtype, 1024, 15, clock) for format, dtype in FORMATS.items()}
+    peaks_text = ", ".join(f"{format} {peak / 1e9:.0f}" for format, peak in peaks.items())
+    print(f"\n{name}, one thread, {rounds} rounds; peak in Gflop/s of a matrix product: {peaks_text}")
+    print(f"{'':<20}{'images/s':>10}{'median':>9}{'of peak':>9}{'passes a day':>14}{'every 10th':>12}{'ratio':>7}")
+    before = None
+    for key in trainings:
+        image, evaluation = min(steps[key]), min(evaluations[key])
+        days = [86_400 / (TRAIN_IMAGES * image + TEST_IMAGES * evaluation / every) for every in (1, 10)]
+        before = before or days[0]
+        print(
+            f"{key:<20}{1 / image:>10.0f}{1 / statistics.median(steps[key]):>9.0f}"
+            f"{flops / image / peaks[key.split(',')[0]]:>9.0%}{days[0]:>14.0f}{days[1]:>12.0f}{days[1] / before:>7.2f}"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--models", nargs="+", default=["smallconvnet", "resnet18"])
     parser.add_argument("--seconds", type=float, default=0.25, help="of one loop in one round, about")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--campaign", action="store_true", help="what one core does in a day")
     options = parser.parse_args()
     clock = time.perf_counter
-    if options.clock == "cpu":
+    if options.clock == "cpu" or options.campaign:
         clock = time.process_time
         torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*lr K gamma.*")
     print(describe())
+    if options.campaign:
+        for name in options.models:
+            few = 5 if name == "smallconvnet" else 1
+            campaign(name, generated(1280 * few, 200 * few), options.rounds, options.seconds)
+        return 0
     peak = math.nan if options.clock == "cpu" else peak_flops(repeats=30)  # the peak is of the clock on the wall
     print(f"measured peak {peak / 1e9:.0f} Gflop/s (float32 matrix product)")
     results = []
