@@ -95,6 +95,31 @@ def test_correlation_is_of_the_networks_that_fit(tmp_path: Path) -> None:
     assert item.write_report().exists()
 
 
+def test_several_learning_rates_are_several_networks(tmp_path: Path) -> None:
+    one, two = (FIG7.open(tmp_path, dropouts=(0.0,), batch_sizes=(8,), lr=rates) for rates in ((0.01,), (0.01, 0.1)))
+    assert [cell.preset.lr for cell in two.cells] == [0.01, 0.1] * 2
+    assert len({cell.name for cell in two.cells}) == 4
+    assert [cell.name for cell in one.cells] == [
+        "vgg-dropout-0-batch-8-decay-0-sgd-seed-0",  # as it always was
+        "vgg-dropout-0-batch-8-decay-0.001-sgd-seed-0",
+    ]
+
+
+def test_correlation_at_equal_training_loss(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    loss, errors, energies = rng.uniform(0.005, 0.01, 20), rng.normal(size=20), rng.normal(size=20)
+    table = Table(["network", "dropout", "train_error", "train_loss", "test_error", "sigma", "delta_e", "stderr"])
+    for k in range(20):
+        test, energy = 0.5 - 40 * loss[k] + 0.01 * errors[k], 0.7 - 40 * loss[k] + 0.01 * energies[k]
+        row = {"dropout": 0.0, "train_error": 0.0, "train_loss": loss[k], "sigma": 0.1, "stderr": 0.01}
+        table.add(**row, network=f"n{k}", test_error=test, delta_e=energy)
+    table.save(tmp_path / "networks.csv")
+    rows = {row[0]: row[2] for row in FIG7.open(tmp_path).comparison().rows}
+    assert rows["Pearson's r"].numbers["value"] > 0.9
+    assert abs(rows["r at equal training loss (partial)"].numbers["value"]) < 0.5
+    assert rows["Spearman's rank correlation"].numbers["low"] > 0.5
+
+
 def test_nothing_computed_yet(tmp_path: Path) -> None:
     item = FIG7.open(tmp_path)
     assert item.charts() == []

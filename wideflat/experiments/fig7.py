@@ -4,8 +4,8 @@ The paper took 14 networks of the PGDL competition, VGG-like with 3 blocks of wi
 trained on CIFAR-10 with different dropout, batch size and weight decay. Here they are either
 
 * trained by us: the same architecture (or a narrower one, ``widths``) on CIFAR-10 (or a part of it, ``limit_data``),
-  one network for every combination of dropout, batch size and weight decay, each until its training loss without
-  dropout is below ``target_loss``, so that networks of equal training loss are compared; or
+  one network for every combination of dropout, batch size, weight decay and learning rate, each until its training loss
+  without dropout is below ``target_loss``, so that networks of equal training loss are compared; or
 * given, in the folder ``models``: see :mod:`wideflat.experiments.given_networks`.
 
 ``networks.csv`` has one row a network: how it was trained, its errors, and dE at one sigma.
@@ -26,8 +26,8 @@ from wideflat.data.catalogue import FACTS
 from wideflat.experiments.experiment import Comparison, Experiment, Item
 from wideflat.experiments.given_networks import GivenNetworks
 from wideflat.experiments.networks import Measurement, Network
-from wideflat.experiments.options import MaybeFloat, MaybeFloats, MaybeInt, MaybeInts, MaybePath, MaybeText, Options
-from wideflat.experiments.statistics import Correlation, Shown, number, pearson, spearman
+from wideflat.experiments.options import MaybeFloats, MaybeInt, MaybeInts, MaybePath, MaybeText, Options
+from wideflat.experiments.statistics import Correlation, Shown, number, partial, pearson, spearman
 from wideflat.experiments.table import Table
 from wideflat.experiments.trainings import Cell, Plan, TrainingOptions, Trainings
 from wideflat.presets import Preset
@@ -47,7 +47,7 @@ NEARLY_ZERO = 0.01
 WIDTHS = (512, 512, 512)
 
 NETWORKS = [
-    *("network", "dropout", "batch_size", "weight_decay", "epochs", "train_error", "train_loss"),
+    *("network", "dropout", "batch_size", "weight_decay", "lr", "epochs", "train_error", "train_loss"),
     *("test_error", "sigma", "delta_e", "spread", "stderr", "realisations"),
 ]
 
@@ -82,8 +82,8 @@ class Fig7Options(TrainingOptions, Options):
     """Channels of the three blocks; 512 each when left out (quick: 16)."""
     dataset: MaybeText = None
     """What they are trained on; cifar10 when left out (quick: dress-coat)."""
-    lr: MaybeFloat = None
-    """Learning rate of all of them; 0.001 when left out (quick: 0.01). Momentum is 0.9."""
+    lr: MaybeFloats = None
+    """Learning rates; 0.001 when left out (quick: 0.01). Momentum is 0.9."""
     epochs: MaybeInt = None
     """The most that each is trained for; 1200 when left out (quick: 40). The rate drops by 5 at 1/4, 1/2, 3/4 of it."""
     target_loss: float = 0.01
@@ -91,7 +91,7 @@ class Fig7Options(TrainingOptions, Options):
 
 
 class Grid:
-    """The networks that are trained: every combination of dropout, batch size and weight decay.
+    """The networks that are trained: every combination of dropout, batch size, weight decay and learning rate.
 
     Args:
         options: What was chosen.
@@ -104,21 +104,22 @@ class Grid:
         self.weight_decays = tuple(options.weight_decays or ((0.0, 0.003) if quick else (0.0, 0.001)))
         self.widths = tuple(options.widths or ((16, 16, 16) if quick else WIDTHS))
         self.dataset = options.dataset or ("dress-coat" if quick else "cifar10")
-        self.lr = options.lr or (0.01 if quick else 0.001)
+        self.lrs = tuple(options.lr or ((0.01,) if quick else (0.001,)))
         self.epochs = options.epochs or (40 if quick else 1200)
         self.seeds = range(options.seed, options.seed + (1 if options.seeds is None else options.seeds))
 
     def cells(self) -> list[Cell]:
         """All of them, by seed first."""
-        combinations = list(itertools.product(self.dropouts, self.batch_sizes, self.weight_decays))
+        combinations = list(itertools.product(self.dropouts, self.batch_sizes, self.weight_decays, self.lrs))
         return [Cell(self.preset(*combination), seed) for seed in self.seeds for combination in combinations]
 
-    def preset(self, dropout: float, batch_size: int, weight_decay: float) -> Preset:
+    def preset(self, dropout: float, batch_size: int, weight_decay: float, lr: float) -> Preset:
         """One combination. Rates and schedule are those of PGDL's Task 1, by its public description."""
         about = FACTS[self.dataset]
         own = (("image_size", about.size), ("in_channels", 1)) if about.channels == 1 else ()
+        rate = f"-rate-{lr:g}" if len(self.lrs) > 1 else ""
         return Preset(
-            name=f"vgg-dropout-{dropout:g}-batch-{batch_size}-decay-{weight_decay:g}",
+            name=f"vgg-dropout-{dropout:g}-batch-{batch_size}-decay-{weight_decay:g}{rate}",
             algorithm="sgd",
             dataset=self.dataset,
             model="vgg3x512",
@@ -129,7 +130,7 @@ class Grid:
             augmentation="none",
             epochs=self.epochs,
             batch_size=batch_size,
-            lr=self.lr,
+            lr=lr,
             schedule=Schedule(self.epochs, drops=tuple(self.epochs * k / 4 for k in (1, 2, 3)), drop_factor=0.2),
             nesterov=False,
             weight_decay=weight_decay,
@@ -231,6 +232,7 @@ class Fig7(Experiment):
                 dropout=network.dropout,
                 batch_size=network.batch_size,
                 weight_decay=network.weight_decay,
+                lr=network.lr,
                 epochs=network.epochs,
                 train_error=network.train_error,
                 train_loss=network.train_loss,
@@ -286,6 +288,7 @@ class Fig7(Experiment):
         fit = fitted(table)
         x, y = fit["test_error"], fit["delta_e"]
         r, rank, whole = pearson(x, y), spearman(x, y), pearson(table["test_error"], table["delta_e"])
+        given = partial(x, y, fit["train_loss"]) if "train_loss" in fit.columns else Correlation.of(math.nan, 0)
         low, high = r.interval()
         spread = (100 * float(x.min()), 100 * float(x.max())) if len(x) else None
         sigmas = ", ".join(f"{sigma:g}" for sigma in table.unique("sigma")) or "-"
@@ -296,7 +299,8 @@ class Fig7(Experiment):
                 ["its 95% interval", "-", Shown(f"{low:.2f} to {high:.2f}", low=low, high=high)],
                 ["p-value", number(PAPER.p, ".0e"), Shown(f"{r.p:.1g}", value=r.p)],
                 ["n", PAPER.n, r.n],
-                ["Spearman's rank correlation", "-", Shown(f"{rank.r:.2f} (p = {rank.p:.1g})", value=rank.r, p=rank.p)],
+                ["Spearman's rank correlation", "-", _with_interval(rank)],
+                ["r at equal training loss (partial)", "-", _with_interval(given)],
                 ["r with all networks", "-", Shown(f"{whole.r:.2f} (n = {whole.n})", value=whole.r, n=whole.n)],
                 ["σ", number(0.5), Shown(sigmas, value=_only(table.unique("sigma")))],
                 ["test errors (%)", "-", _range(spread)],
@@ -350,6 +354,12 @@ def _range(bounds: tuple[float, float] | None) -> Shown:
     if bounds is None:
         return Shown("-", low=None, high=None)
     return Shown(f"{bounds[0]:.1f} to {bounds[1]:.1f}", low=bounds[0], high=bounds[1])
+
+
+def _with_interval(found: Correlation) -> Shown:
+    low, high = found.interval()
+    text = "-" if math.isnan(found.r) else f"{found.r:.2f} ({low:.2f} to {high:.2f}, p = {found.p:.1g})"
+    return Shown(text, value=found.r, low=low, high=high, p=found.p)
 
 
 def _only(values: Sequence[float]) -> float | None:

@@ -31,6 +31,7 @@ class Network:
         dropout: What it was trained with, where that is known; the same for the others.
         batch_size: See there.
         weight_decay: See there.
+        lr: See there.
         epochs: How long it was trained.
     """
 
@@ -42,6 +43,7 @@ class Network:
     dropout: float | None = None
     batch_size: float | None = None
     weight_decay: float | None = None
+    lr: float | None = None
     epochs: int | None = None
 
     @classmethod
@@ -58,6 +60,7 @@ class Network:
             dropout=dict(preset.model_arguments).get("dropout"),
             batch_size=preset.batch_size,
             weight_decay=preset.weight_decay,
+            lr=preset.lr,
             epochs=result["epoch"],
         )
 

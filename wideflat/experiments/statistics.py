@@ -20,6 +20,7 @@ __all__ = [
     "mean_and_spread",
     "number",
     "paper_error",
+    "partial",
     "pearson",
     "percent",
     "share",
@@ -155,14 +156,16 @@ class Correlation:
         r: The coefficient; NaN where one of the quantities does not vary.
         p: Probability of a coefficient at least as far from zero, by either sign, if there were no correlation.
         n: How many points.
+        ranks: Whether it is one of ranks, whose interval is wider.
     """
 
     r: float
     p: float
     n: int
+    ranks: bool = False
 
     @classmethod
-    def of(cls, r: float, n: int) -> Correlation:
+    def of(cls, r: float, n: int, ranks: bool = False) -> Correlation:
         r"""A coefficient over n points with its two-sided p-value.
 
         The probability of |t| beyond :math:`r \sqrt{(n-2)/(1-r^2)}` for Student's t with n - 2 degrees of freedom.
@@ -172,13 +175,15 @@ class Correlation:
             '7e-05, 1e-05'
         """
         if n < 3 or math.isnan(r):
-            return cls(r, math.nan, n)
+            return cls(r, math.nan, n, ranks)
         if abs(r) == 1:
-            return cls(r, 0.0, n)
-        return cls(r, float(2 * special.stdtr(n - 2, -abs(r) * math.sqrt((n - 2) / ((1 - r) * (1 + r))))), n)
+            return cls(r, 0.0, n, ranks)
+        return cls(r, float(2 * special.stdtr(n - 2, -abs(r) * math.sqrt((n - 2) / ((1 - r) * (1 + r))))), n, ranks)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of r by Fisher's transform: atanh r is about normal with variance 1/(n - 3).
+
+        Of ranks (1 + r^2/2)/(n - 3), by Bonett and Wright.
 
         Example:
             >>> [round(bound, 2) for bound in Correlation.of(0.90, 14).interval()]
@@ -188,7 +193,8 @@ class Correlation:
             return -1.0, 1.0
         if abs(self.r) == 1:
             return self.r, self.r
-        half = float(special.ndtri((1 + confidence) / 2)) / math.sqrt(self.n - 3)
+        variance = (1 + self.r**2 / 2 if self.ranks else 1) / (self.n - 3)
+        half = float(special.ndtri((1 + confidence) / 2)) * math.sqrt(variance)
         return math.tanh(math.atanh(self.r) - half), math.tanh(math.atanh(self.r) + half)
 
     def __str__(self) -> str:
@@ -226,7 +232,39 @@ def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -
     from scipy import stats  # takes longer to import than all of wideflat
 
     a, b = _whole_points(x, y)
-    return pearson(stats.rankdata(a), stats.rankdata(b))
+    found = pearson(stats.rankdata(a), stats.rankdata(b))
+    return Correlation.of(found.r, found.n, ranks=True)
+
+
+def partial(
+    x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray, *given: Sequence[float] | np.ndarray
+) -> Correlation:
+    """Pearson's r of what is left of x and y when their best linear fits by other quantities are taken away.
+
+    Each quantity takes one degree of freedom: ``n`` of the result is the number of points less that of the quantities.
+
+    Args:
+        x: The first quantity. Points in which one of all is NaN are left out.
+        y: The second one, as many.
+        *given: What both may depend on, as many each. One that does not vary takes nothing away.
+
+    Example:
+        >>> z = np.arange(8.0)
+        >>> e, f = np.array([1, -1, -1, 1, 1, -1, -1, 1]), np.array([1, 1, -1, -1, -1, -1, 1, 1])
+        >>> round(pearson(z + e, z + f).r, 2), round(abs(partial(z + e, z + f, z).r), 2)
+        (0.84, 0.0)
+    """
+    points = np.stack([np.asarray(values, dtype=float) for values in (x, y, *given)])
+    points = points[:, np.isfinite(points).all(axis=0)]
+    count = points.shape[1]
+    if not count:
+        return Correlation(math.nan, math.nan, 0)
+    others = np.stack([np.ones(count), *(row for row in points[2:] if np.ptp(row) > 0)])
+    left = points[:2] - points[:2] @ np.linalg.pinv(others) @ others
+    freedom = count + 1 - len(others)
+    if (np.abs(left).max(axis=1) <= 1e-9 * np.abs(points[:2]).max(axis=1)).any():  # nothing but rounding is left of one
+        return Correlation(math.nan, math.nan, freedom)
+    return Correlation.of(pearson(*left).r, freedom)
 
 
 def _whole_points(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
