@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from wideflat.cli import main
 from wideflat.commands.train import Command
 from wideflat.data import ImageData, ImageSplit
 from wideflat.training import Training
+from wideflat.training.runs import Run
 
 
 def images(count=40, test=32):
@@ -53,6 +55,15 @@ def test_the_command_trains_resumes_and_reports(cifar, tmp_path, capsys, monkeyp
     assert "algorithm is rsgd there and sgd here" in capsys.readouterr().err
     assert main([*arguments, "--out", "x", "--algorithm", "rsgd", "--coupling", "proximal"]) == 1
     assert "coupling is gradient there and proximal here" in capsys.readouterr().err
+
+
+def test_dropout_from_the_command_line(cifar, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "cifar10-smallconvnet", "--epochs", "1", "--batch-size", "20", "--no-tensorboard", "-q"]
+    assert main([*command, "--dropout", "0.5"]) == 0
+    (run,) = Path("runs").iterdir()
+    assert run.name == "cifar10-smallconvnet-sgd-epochs1-dropout0.5-batch-size20-seed0"
+    assert Run.open(run).load_model().dropout.p == 0.5
 
 
 @pytest.mark.parametrize(

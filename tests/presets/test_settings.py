@@ -80,6 +80,19 @@ def test_the_stem_is_that_of_the_authors_program_and_the_other_is_reachable(name
     assert cell.with_stem("cifar").with_stem("imagenet").model_arguments == cell.model_arguments
 
 
+def test_dropout_reaches_networks_that_have_it():
+    cell = preset("cifar10-smallconvnet", "esgd").with_dropout(0.25)
+    model = cell.build_model()
+    assert model.dropout.p == 0.25 and cell.with_dropout(0).build_model().dropout is None
+    assert model.state_dict().keys() == preset("cifar10-smallconvnet").build_model().state_dict().keys()
+    x = torch.ones(1, 3, 32, 32)
+    assert not torch.equal(model(x), model(x)) and torch.equal(model.eval()(x), model(x))
+    with pytest.raises(ValueError, match="resnet18 has no dropout: that is for smallconvnet"):
+        preset("cifar10-resnet18").with_dropout(0.5)
+    with pytest.raises(ValueError, match="dropout must be"):
+        preset("cifar10-smallconvnet").with_dropout(1.5)
+
+
 def test_stems_that_there_are_not_are_refused():
     with pytest.raises(ValueError, match="stem must be one of cifar, imagenet, got 'mnist'"):
         preset("cifar10-resnet18").with_stem("mnist")

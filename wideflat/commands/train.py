@@ -121,6 +121,8 @@ class Command:
     """As the authors' program has it where that differs from the paper: `wideflat presets PRESET` says in what."""
     stem: Annotated[Literal["cifar", "imagenet"] | None, one_of("cifar|imagenet")] = None
     """How ResNet-18, ResNet-50 and DenseNet-121 begin: one 3x3 convolution, or a 7x7 one of stride 2 and a max pool."""
+    dropout: MaybeFloat = None
+    """Probability of dropout, for networks that have it (SmallConvNet's dense layer, EfficientNet)."""
     batch_size: MaybeInt = None
     """Images in a mini-batch."""
     lr: MaybeFloat = None
@@ -322,7 +324,7 @@ class Command:
         """Train a setting of the committee machine."""
         if self.preset not in committee_settings():
             raise UsageError(f"there is no preset {self.preset!r}. {nearest(self.preset, committee_settings())}")
-        options = (*CHANGES, "epochs", "limit_data", "stem", "as_coded", "build")
+        options = (*CHANGES, "epochs", "limit_data", "stem", "dropout", "as_coded", "build")
         unused = [name for name in options if getattr(self, name) not in (None, False)]
         if self.algorithm != Command.algorithm:
             unused = unused or ["algorithm"]
@@ -353,6 +355,9 @@ class Command:
         if self.stem is not None:
             cell = cell.with_stem(self.stem)
             changed = {"stem": self.stem, **changed}
+        if self.dropout is not None:
+            cell = cell.with_dropout(self.dropout)
+            changed = {"dropout": self.dropout, **changed}
         if self.epochs is not None:
             if self.epochs < 1:
                 raise ValueError(f"--epochs must be >= 1, got {self.epochs}")

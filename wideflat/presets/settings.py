@@ -315,6 +315,20 @@ class Preset:
             notes=tuple(note for note in self.notes if note[0] != "model_arguments"),
         )
 
+    def with_dropout(self, dropout: float) -> Preset:
+        """The same with another probability of dropout, where the network has one.
+
+        Example:
+            >>> from wideflat.presets import preset
+            >>> preset("cifar10-smallconvnet").with_dropout(0.5).model_arguments
+            (('dropout', 0.5),)
+        """
+        number("dropout", dropout, 0, 1)
+        if "dropout" not in inspect.signature(self._constructor()).parameters:
+            raise ValueError(f"{self.model} has no dropout: that is for smallconvnet, efficientnet_b0 and vgg3x512")
+        others = tuple(pair for pair in self.model_arguments if pair[0] != "dropout")
+        return dataclasses.replace(self, model_arguments=(*others, ("dropout", float(dropout))))
+
     def _constructor(self) -> Callable[..., nn.Module]:
         """The function that ``model`` names."""
         return listed_network(self.model) if self.from_file else chosen_network(self.model)
