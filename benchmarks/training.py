@@ -18,12 +18,14 @@ SAM's images count once, though it computes two gradients for each.
 on which others compute too.
 
 ``--campaign`` asks what one core does in a day of ``wideflat train --algorithm sgd``: in float32 and bf16, compiled and
-not, evaluated on 10,000 images after every pass or every tenth. In processor time of one thread, the peaks too.
+not, with torch's convolutions of small images and ours, evaluated on 10,000 images after every pass or every tenth. In
+processor time of one thread, the peaks too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import statistics
@@ -191,12 +193,17 @@ def measure(name: str, data: ImageData, rounds: int, seconds: float, peak: float
 def campaign(name: str, data: ImageData, rounds: int, seconds: float) -> None:
     """Print what one core does in a day, by format and compiler."""
     of = {
+        "float32, torch's": Options(),
         "float32": Options(),
         "float32, compiled": Options(compile=True),
+        "bf16, torch's": Options(amp="bf16"),
         "bf16": Options(amp="bf16"),
         "bf16, compiled": Options(amp="bf16", compile=True),
     }
     trainings = {key: Training(preset(f"cifar10-{name}", "sgd"), data, options) for key, options in of.items()}
+    for key in of:
+        if key.endswith("torch's"):
+            trainings[key].small_images = contextlib.nullcontext()
     clock = time.process_time
     counts = {}
     for key, training in trainings.items():

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from wideflat.energy.uses import is_differentiated
 
-__all__ = ["FastPooling", "max_pool2d"]
+__all__ = ["FastPooling", "max_pool2d", "pair"]
 
 #: Sizes of windows for which it pays.
 LARGEST = 3
@@ -75,8 +75,8 @@ def max_pool2d(
         return None
     if input.dim() not in (3, 4) or not input.is_floating_point() or is_differentiated(input):
         return None
-    kernel, steps = _pair(kernel_size), _pair(kernel_size if stride is None or stride == [] else stride)
-    if kernel is None or steps is None or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
+    kernel, steps = pair(kernel_size), pair(kernel_size if stride is None or stride == [] else stride)
+    if kernel is None or steps is None or pair(padding) != (0, 0) or pair(dilation) != (1, 1):
         return None
     if ceil_mode or return_indices or not 1 <= min(kernel) <= max(kernel) <= LARGEST or min(steps) < 1:
         return None
@@ -96,8 +96,13 @@ def _maxima(x: Tensor, axis: int, kernel: int, step: int) -> Tensor:
     return total
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
-    """A size of a window or a step as torch takes it: a number, or one for each axis."""
+def pair(value: Any) -> tuple[int, int] | None:
+    """A size of a window, step or border as torch takes it: a number, or one for each axis; None for anything else.
+
+    Example:
+        >>> pair(2), pair([1, 3]), pair("same")
+        ((2, 2), (1, 3), None)
+    """
     values = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(values) == 1:
         values *= 2

@@ -10,6 +10,7 @@ killed goes on bit for bit, and a replica trains the same wherever it is compute
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from wideflat.training.learner import Learner
 from wideflat.training.options import Options
 from wideflat.training.precision import Overflow, Precision
 from wideflat.training.scores import Scores, evaluate
+from wideflat.training.small_images import SmallImages
 
 __all__ = ["Diverged", "Training", "augmentation"]
 
@@ -122,6 +124,8 @@ class Training:
                 network.compile()
         self.shares = [self.company.share(network) for network in self.learner.networks]
         self.precision = Precision(self.options.amp, self.device)
+        #: A compiler does its own convolutions.
+        self.small_images = contextlib.nullcontext() if self.options.compile else SmallImages()
         self._inner_distance: float | None = None
         self._start_sums()
         self.company.begin(self, saved)
@@ -194,7 +198,7 @@ class Training:
         """
         self._seed_noise(self.learner.local_replicas[a] if self.preset.parted(self.tau) else 0)
         share = self.shares[a]
-        with self.precision.autocast():
+        with self.precision.autocast(), self.small_images:
             logits = share(x)
             loss = share.loss(logits, y)
         self.precision.backward(loss)
