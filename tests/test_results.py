@@ -13,16 +13,20 @@ ROOT = Path(__file__).parent.parent
 TEXT = " ".join((ROOT / "results" / "README.md").read_text().split())
 
 
-@pytest.fixture(scope="module")
-def recompute():
-    """The tool as a module."""
-    spec = importlib.util.spec_from_file_location("recompute_results", ROOT / "tools" / "recompute_results.py")
+def load(name):
+    """A tool as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, spec.name, module)  # where dataclasses look their annotations up
         spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def recompute():
+    return load("recompute_results")
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +92,28 @@ def test_differences_over_ten_subsets(recompute, setting):
 
 
 def test_table_1_on_the_original_images():
-    for algorithm, name in (("sgd", "SGD"), ("esgd", "eSGD")):
-        folder = ROOT / f"results/table1-original/{algorithm}-seed0"
-        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        assert last["passes"] == 300 and f"{name} {100 * last['test_error']:.2f}" in TEXT
-        profile = json.loads((folder / "local_energy.json").read_text())
-        pairs = zip(profile["mean"], profile["stderr"], strict=True)
-        assert ", ".join(f"{100 * mean:.2f} ± {100 * error:.2f}" for mean, error in pairs) in TEXT
-    about = [json.loads((ROOT / f"results/table1-original/{a}-seed0/model.json").read_text()) for a in ("sgd", "esgd")]
-    first, second = (100 * found["about"]["train_error"] for found in about)
-    assert f"training error {first:.2f} and {second:.2f} %" in TEXT
+    tool = load("collect_trainings")
+    folder = ROOT / "results" / "table1-original"
+    assert tool.table(folder, "cifar10-smallconvnet") in (ROOT / "results" / "README.md").read_text()
+    ways = tool.found_in(folder)
+    for way, name in (("sgd", "SGD"), ("rsgd", "rSGD"), ("esgd", "eSGD")):
+        assert f"{name} {np.mean([found.test_error for found in ways[way]]):.2f}" in TEXT
+    for run in folder.iterdir():
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        about = json.loads((run / "model.json").read_text())["about"]
+        assert last["passes"] == 300 and last["test_error"] == about["test_error"]
+        line = json.loads((run / "environment.jsonl").read_text().splitlines()[0])
+        assert line["host"] == "" and line["commit"]
+
+
+def test_differences_of_trainings_have_the_interval_of_welch():
+    difference = load("collect_trainings").difference
+    one, other = [1.0, 2.0, 4.0], [3.0, 5.0, 4.5, 6.0]
+    squares = [np.var(values, ddof=1) / len(values) for values in (one, other)]
+    freedom = sum(squares) ** 2 / (squares[0] ** 2 / 2 + squares[1] ** 2 / 3)
+    mean, half = np.mean(one) - np.mean(other), stats.t.ppf(0.975, freedom) * np.sqrt(sum(squares))
+    assert difference(one, other) == f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
+    assert difference([1.0], other) == "-3.62"  # no interval from one seed
 
 
 def test_the_check_of_bf16():
