@@ -3,8 +3,8 @@
     python tools/collect_trainings.py [--commit COMMIT] [RUN ...]
 
 A run is a folder named WAY-seedN. Its configuration, metrics, local energy and record of the network are kept, its
-weights are not. Without runs only the table is written, from what is there: one line a way, its errors by seed, mean and
-standard deviation, the local energy (mean over seeds), and the difference to SGD with the 95 % interval of Welch's t.
+weights are not. Without runs only the table is written, from what is there: one line a way, its errors by seed, mean
+and standard deviation, the local energy (mean over seeds), and the difference to SGD with the 95 % interval of Welch's t.
 """
 
 from __future__ import annotations
