@@ -65,7 +65,8 @@ def test_correlations(recompute, restarts):
         recompute.rank_correlation(restarts, where, "phi_bp", "test_error", fractions=True)[0]
         for where in (*([{"setting": s, "subset": u} for u in recompute.SUBSETS] for s in recompute.SETTINGS), groups)
     ]
-    assert "it is {:+.2f}, {:+.2f}, {:+.2f}, {:+.2f} and {:+.2f}, and {:+.2f} over all settings".format(*fractions) in TEXT
+    words = "it is {:+.2f}, {:+.2f}, {:+.2f}, {:+.2f} and {:+.2f}, and {:+.2f} over all settings"
+    assert words.format(*fractions) in TEXT
 
 
 def test_everything_is_printed(recompute, capsys):
