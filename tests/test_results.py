@@ -65,6 +65,12 @@ def test_correlations(recompute, restarts):
     groups = [{"subset": subset} for subset in recompute.SUBSETS]
     r, _ = recompute.rank_correlation(restarts, groups, "phi_bp", "test_error")
     assert f"have {r:.2f} over all settings" in TEXT
+    fractions = [
+        recompute.rank_correlation(restarts, where, "phi_bp", "test_error", fractions=True)[0]
+        for where in (*([{"setting": s, "subset": u} for u in recompute.SUBSETS] for s in recompute.SETTINGS), groups)
+    ]
+    words = "it is {:+.2f}, {:+.2f}, {:+.2f}, {:+.2f} and {:+.2f}, and {:+.2f} over all settings"
+    assert words.format(*fractions) in TEXT
 
 
 def test_everything_is_printed(recompute, capsys):

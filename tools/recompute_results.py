@@ -85,14 +85,20 @@ def by_class(rows: Rows, setting: str) -> tuple[float, float]:
     return float(coat.mean()), float((2 * balanced - coat).mean())
 
 
-def rank_correlation(rows: Rows, groups: list[dict[str, object]], x: str, y: str) -> tuple[float, int]:
-    """Correlation of the ranks within each group (of at least three), over all groups together; and the number."""
+def rank_correlation(
+    rows: Rows, groups: list[dict[str, object]], x: str, y: str, fractions: bool = False
+) -> tuple[float, int]:
+    """Correlation of the ranks within each group (of at least three), over all groups together; and the number.
+
+    With ``fractions`` ranks are divided by the number of their group, of at least two: small groups weigh more then.
+    """
     ranks: list[np.ndarray] = []
     for where in groups:
         pair = np.stack([rows(x, **where), rows(y, **where)])
         pair = pair[:, np.isfinite(pair).all(0)]
-        if pair.shape[1] >= 3:
-            ranked = stats.rankdata(pair, axis=1)
+        count = pair.shape[1]
+        if count >= (2 if fractions else 3):
+            ranked = stats.rankdata(pair, axis=1) / (count if fractions else 1)
             ranks.append(ranked - ranked.mean(1, keepdims=True))
     joined = np.concatenate(ranks, axis=1)
     return float(np.corrcoef(joined)[0, 1]), joined.shape[1]
@@ -109,6 +115,14 @@ def without_the_sharpest(networks: Rows) -> tuple[float, float, float]:
     )
 
 
+def _both(rows: Rows, groups: list[dict[str, object]]) -> str:
+    """The correlation of Phi and test error by ranks, and by ranks as fractions."""
+    columns = groups, "phi_bp", "test_error"
+    return "{:+.2f} | n = {} | {:+.2f} | n = {}".format(
+        *rank_correlation(rows, *columns), *rank_correlation(rows, *columns, fractions=True)
+    )
+
+
 def figure1(folder: Path) -> list[str]:
     """Differences against SGD slow with both errors, errors by class, correlations, what is left unsolved."""
     rows = Rows(folder / "fig1" / "restarts.csv")
@@ -120,14 +134,12 @@ def figure1(folder: Path) -> list[str]:
             lines.append(f"{measure} | {setting} | {difference(rows, measure, setting, 'sgd-slow')}")
     lines += ["", "error (%) on Coat, on Dress"]
     lines += ["{} | {:.1f} | {:.1f}".format(setting, *by_class(rows, setting)) for setting in SETTINGS]
-    lines += ["", "rank correlation of Phi (BP) and test error"]
+    lines += ["", "rank correlation of Phi (BP) and test error; with ranks divided by the number of the subset"]
     groups = [{"setting": setting, "subset": subset} for setting in SETTINGS for subset in SUBSETS]
     for setting in SETTINGS:
         own = [where for where in groups if where["setting"] == setting]
-        r, n = rank_correlation(rows, own, "phi_bp", "test_error")
-        lines.append(f"within subsets, {setting} | {r:+.2f} | n = {n}")
-    r, n = rank_correlation(rows, [{"subset": subset} for subset in SUBSETS], "phi_bp", "test_error")
-    lines.append(f"within subsets, all settings | {r:+.2f} | n = {n}")
+        lines.append(f"within subsets, {setting} | {_both(rows, own)}")
+    lines.append(f"within subsets, all settings | {_both(rows, [{'subset': subset} for subset in SUBSETS])}")
     lines.append("all together | {:+.2f} | n = {}".format(*rank_correlation(rows, [{}], "phi_bp", "test_error")))
     lines += ["", "rank correlation of local energy and test error"]
     left, energy, error = rows("train_errors"), rows("energy"), rows("test_error")
