@@ -33,8 +33,8 @@ BASELINES = {
     "x86_64": ("-march=x86-64-v3", ["AVX2", "AVX512"]),
     "aarch64": ("-march=armv8-a", []),
 }
-#: What makes a library smaller and no loop slower. -O2 is for these files alone: it would make the training of committee
-#: machines 1.7 times slower.
+#: What makes a library smaller and no loop slower. -O2 is for these files alone: it would make committee machines train
+#: 1.7 times slower.
 SMALLER = ["-fno-unswitch-loops", "-fno-split-loops", "-fno-asynchronous-unwind-tables"]
 WITH_O2 = ("entropy_sgd.c", "adamw.c")
 #: For which types of numbers.
