@@ -2,7 +2,8 @@
 
 A pixel is predicted by its four neighbours that come before it, by the pixel that mirrors it and the one beside that
 (clothes are symmetric), by its column and by its quarter of the rows; how often it is 1 in each of these contexts is in
-the file, as one of few values. What the prediction leaves open is coded by rANS (Duda, arXiv 1311.2540), many images at a time, so that NumPy can do it.
+the file, as one of few values. What the prediction leaves open is coded by rANS (Duda, arXiv 1311.2540), many images at
+a time, so that NumPy can do it.
 """
 
 from __future__ import annotations

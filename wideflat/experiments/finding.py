@@ -76,8 +76,10 @@ class Contrast:
         """The difference and half of its interval, with one digit after the point, as less or more.
 
         Example:
-            >>> Contrast(-3.0, -5.27, -0.73, (3, 3)).brief(" points"), Contrast(0.51, math.nan, math.nan, (1, 3)).brief()
-            ('3.0 ± 2.3 points less', '0.5 more, of too few trainings to say')
+            >>> Contrast(-3.0, -5.27, -0.73, (3, 3)).brief(" points")
+            '3.0 ± 2.3 points less'
+            >>> Contrast(0.51, math.nan, math.nan, (1, 3)).brief()
+            '0.5 more, of too few trainings to say'
         """
         way = "less" if self.difference < 0 else "more"
         if math.isnan(self.low):
@@ -105,8 +107,8 @@ def finding(
     Example:
         >>> clear, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> finding("Entropy-SGD", "SGD", {"the MLP": clear}, {"the MLP": even})
-        'Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 2.0 ± 1.0 points of error less in the MLP;
-        test errors do not differ clearly (0.5 ± 1.5 more).'
+        'Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 2.0 ± 1.0 points of error less in the
+        MLP; test errors do not differ clearly (0.5 ± 1.5 more).'
     """
     known = {where: contrast for where, contrast in flatness.items() if contrast is not None}
     errors = {where: contrast for where, contrast in error.items() if contrast is not None}
