@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wideflat.cards.card import Card
     from wideflat.cards.measuring import card
     from wideflat.committee import CommitteeMachine
-    from wideflat.energy import LocalEnergy, committee_local_energy, layer_profiles, local_energy
+    from wideflat.energy import LocalEnergy, LocalEnergyTrace, committee_local_energy, layer_profiles, local_energy
     from wideflat.energy.curvature import curvature
     from wideflat.energy.eigenvalues import Spectrum
     from wideflat.energy.shift import ShiftProfile, shift_profile
@@ -55,6 +55,7 @@ _PLACES = {
     "LocalEnergy": "energy.profile",
     "committee_local_energy": "energy.committees",
     "layer_profiles": "energy.series",
+    "LocalEnergyTrace": "energy.series",
     "worst_case": "energy.worst_case",
     "curvature": "energy.curvature",
     "spectrum": "energy.spectrum",
@@ -102,6 +103,7 @@ __all__ = [
     "LocalEnergy",
     "committee_local_energy",
     "layer_profiles",
+    "LocalEnergyTrace",
     "worst_case",
     "curvature",
     "spectrum",

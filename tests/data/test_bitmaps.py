@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from wideflat.data.bitmaps import pack, unpack
+from wideflat.data.bitmaps import IMAGES, NEIGHBOURS, pack, unpack
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 8, 33])
@@ -23,5 +23,5 @@ def test_what_the_model_knows_costs_little():
     widths = np.random.default_rng(0).integers(4, 14, size=(500, 1, 1))
     across = np.abs(np.arange(28) - 13.5)[None, None, :]
     images = np.broadcast_to(across < widths, (500, 28, 28)).astype(np.uint8)
-    table, coders = 32 * 28 * 4, 4 * 125
+    table, coders = NEIGHBOURS * 28 * 4, 4 * (-(-500 // IMAGES))
     assert 16 * (len(pack(images)) - table - coders // 2) < 0.05 * images.size

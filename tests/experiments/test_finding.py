@@ -46,46 +46,61 @@ def committee(energy, error, wrong=0):
 
 def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
     assert sentence(planted(-5, -2)) == (
-        "Without training errors Entropy-SGD ends in flatter minima than SGD in the deep network (error under noise "
-        "-5.0 ± 0.2 points); its test error is lower than SGD's in the deep network (-2.0 ± 0.2) (± 95 %, n = 3)."
+        "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
+        "deep network; its test error is lower in the deep network (2.0 ± 0.2 less). "
+        "(± 95 %; 3 trainings each; no training errors.)"
     )
     sharper = sentence(planted(+5, +2))
-    assert "sharper minima than SGD" in sharper and "is higher than SGD's in the deep network (+2.0 ± 0.2)" in sharper
-    nothing = sentence(planted(0, 0))
-    assert "is neither flatter nor sharper than SGD in the deep network (error under noise +0.0 ± 0.2 p" in nothing
-    assert "test errors cannot be told apart (+0.0 ± 0.2)" in nothing
+    assert sharper.startswith(
+        "Entropy-SGD ends in sharper minima than SGD: noise on its weights costs 5.0 ± 0.2 points"
+    )
+    assert (
+        "of error more in the deep network; its test error is higher in the deep network (2.0 ± 0.2 more)." in sharper
+    )
+    assert sentence(planted(0, 0)).startswith(
+        "Neither Entropy-SGD nor SGD ends in clearly flatter minima: noise on Entropy-SGD's weights costs 0.0 ± 0.2 "
+        "points of error more in the deep network; test errors do not differ clearly (0.0 ± 0.2 more)."
+    )
 
 
 def test_the_sentence_of_the_demo_is_about_both_networks():
-    assert sentence(planted(0, +2), committee(-5, -2)) == (
-        "Without training errors Entropy-SGD ends in flatter minima than SGD in the committee machine (error under "
-        "noise -5.0 ± 0.2 points), but no difference shows in the deep network (+0.0 ± 0.2); its test error is "
-        "lower than SGD's in the committee machine (-2.0 ± 0.2), and is higher than SGD's in the deep "
-        "network (+2.0 ± 0.2) (± 95 %, n = 3)."
+    assert sentence(planted(0, +2), committee(-5, -2)).startswith(
+        "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
+        "committee machine; no difference shows in the deep network (0.0 ± 0.2 more); its test error is lower in the "
+        "committee machine (2.0 ± 0.2 less) and higher in the deep network (2.0 ± 0.2 more). ("
     )
-    both = sentence(planted(+5, 0), committee(+5, 0))
-    assert "sharper minima than SGD in the committee machine (error under noise +5.0 ± 0.2 points) and the deep" in both
-    assert "test errors cannot be told apart (+0.0 ± 0.2 and +0.0 ± 0.2)" in both
-    assert len(both) < 260
+    assert sentence(planted(+5, 0), committee(+3, 0)).startswith(
+        "Entropy-SGD ends in sharper minima than SGD: noise on its weights costs 3.0 ± 0.2 points of error more in the "
+        "committee machine and 5.0 ± 0.2 more in the deep network; test errors do not differ clearly (0.0 ± 0.2 more "
+        "and 0.0 ± 0.2 more). ("
+    )
+    assert sentence(planted(+5, 0), committee(-5, -2)).startswith(
+        "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
+        "committee machine, but in sharper ones in the deep network (5.0 ± 0.2 more); its test error is lower in the "
+        "committee machine (2.0 ± 0.2 less) and not clearly another in the deep network (0.0 ± 0.2 more). ("
+    )
 
 
 def test_the_training_errors_at_which_they_are_compared_are_said():
-    assert sentence(planted(-5, -2, trained=1.7)).startswith(
-        "At training errors of 1.7 against 0.0 % in the deep network Entropy-SGD ends in flatter minima"
+    assert sentence(planted(-5, -2, trained=0.13)).endswith(
+        "(± 95 %; 3 trainings each; training errors at most 0.2 %.)"
     )
-    assert sentence(planted(-5, -2), committee(0, 0, wrong=5)).startswith(
-        "At training errors of 1.0 against 1.0 % in the committee machine Entropy-SGD"
+    assert sentence(planted(-5, -2, trained=1.7)).endswith(
+        "; careful: the training errors are 1.7 against 0.0 % in the deep network.)"
     )
-    assert sentence(planted(-5, -2), committee(0, 0, wrong=5), patterns=50).startswith("At training errors of 10.0")
+    assert sentence(planted(-5, -2), committee(0, 0, wrong=5)).endswith(
+        "; careful: the training errors are 1.0 against 1.0 % in the committee machine.)"
+    )
+    assert "10.0 against 10.0 % in the committee" in sentence(planted(-5, -2), committee(0, 0, wrong=5), patterns=50)
 
 
 def test_a_single_training_is_too_few_to_say():
     table = Table(["algorithm", "train_error", "energy", "test_error"])
     for name, energy in (("SGD", 0.1), ("Entropy-SGD", 0.05)):
         table.add(algorithm=name, train_error=0.0, energy=energy, test_error=0.1)
-    assert "is neither flatter nor sharper than SGD in the deep network (error under noise -5.0, too few" in sentence(
-        table
-    )
+    said_of_one = sentence(table)
+    assert said_of_one.startswith("Neither Entropy-SGD nor SGD ends in clearly flatter minima: noise on Entropy-SGD's")
+    assert "5.0 points of error less, of too few trainings to say, in the deep network" in said_of_one
     assert sentence(Table(table.columns)) == "Nothing is known yet about Entropy-SGD against SGD."
 
 

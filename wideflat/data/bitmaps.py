@@ -1,8 +1,9 @@
 """Small black and white images in few bytes: a context model and an entropy coder.
 
-A pixel is predicted by its four neighbours that come before it, by the pixel that mirrors it (clothes are symmetric),
-by its column and by its quarter of the rows; how often it is 1 in each of these contexts is in the file. What the
-prediction leaves open is coded by rANS (Duda, arXiv 1311.2540), many images at a time, so that NumPy can do it.
+A pixel is predicted by its four neighbours that come before it, by the pixel that mirrors it and the one beside that
+(clothes are symmetric), by its column and by its quarter of the rows; how often it is 1 in each of these contexts is in
+the file, as one of few values. What the prediction leaves open is coded by rANS (Duda, arXiv 1311.2540), many images at
+a time, so that NumPy can do it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ __all__ = ["pack", "unpack"]
 #: Frequencies are of 2^12; a coder's state has 16 to 32 bits, and gives and takes 16 at a time.
 BITS, HALF, STATE = 12, np.uint64(16), np.uint64(1 << 16)
 #: Images that one coder codes, one after the other: a coder costs 4 bytes.
-IMAGES = 4
+IMAGES = 8
+#: Values of the pixels that predict one, for each column and quarter of the rows.
+NEIGHBOURS = 64
 
 
 def pack(images: np.ndarray) -> np.ndarray:
@@ -27,10 +30,11 @@ def pack(images: np.ndarray) -> np.ndarray:
     planes = np.ascontiguousarray(images.transpose(1, 2, 0))
     contexts = np.stack([_contexts(planes, y, x) for y in range(height) for x in range(width)])
     pixels = planes.reshape(-1, number)
-    size = 32 * width * 4
+    size = NEIGHBOURS * width * 4
     ones = np.bincount(contexts.ravel(), weights=pixels.ravel(), minlength=size)
     share = (ones + 0.02) / (np.bincount(contexts.ravel(), minlength=size) + 0.04)
-    frequencies = np.clip(np.round(share * 2**BITS), 1, 2**BITS - 1).astype(np.uint64)
+    odds = 2.0 ** (np.round(2 * np.log2(share / (1 - share))) / 2)  # few values, so that the table compresses well
+    frequencies = np.clip(np.round(odds / (1 + odds) * 2**BITS), 1, 2**BITS - 1).astype(np.uint64)
     coders = -(-number // IMAGES)
     state = np.full(coders, STATE)
     written: list[np.ndarray] = []
@@ -56,7 +60,7 @@ def unpack(words: np.ndarray) -> np.ndarray:
         True
     """
     number, height, width = (int(value) for value in words[:3])
-    coders, size = -(-number // IMAGES), 32 * width * 4
+    coders, size = -(-number // IMAGES), NEIGHBOURS * width * 4
     frequencies = words[3 : 3 + size].astype(np.uint64)
     position = 3 + size + 2 * coders
     low, high = words[3 + size : position].astype(np.uint64).reshape(2, coders)
@@ -81,10 +85,11 @@ def unpack(words: np.ndarray) -> np.ndarray:
 
 
 def _contexts(planes: np.ndarray, y: int, x: int) -> np.ndarray:
-    """What is known of a pixel before it is itself, for each image: a whole number below 32 * width * 4."""
+    """What is known of a pixel before it is itself, for each image: a whole number below 64 * width * 4."""
     height, width, number = planes.shape
     known = np.zeros(number, np.uint8)
-    for row, column in ((y, x - 1), (y - 1, x), (y - 1, x + 1), (y - 1, x - 1), (y, width - 1 - x)):
+    before = ((y, x - 1), (y - 1, x), (y - 1, x + 1), (y - 1, x - 1))
+    for row, column in (*before, (y, width - 1 - x), (y, width - x)):
         seen = row >= 0 and 0 <= column < width and (row < y or column < x)
         known = 2 * known + planes[row, column] if seen else 2 * known
     return known.astype(np.intp) * (4 * width) + (4 * x + 4 * y // height)

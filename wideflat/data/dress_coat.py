@@ -16,7 +16,7 @@ __all__ = ["COUNTS", "FILE", "SHA256", "images", "load"]
 
 #: The embedded images, made by ``tools/make_dress_coat.py``: words of ``data.bitmaps``, then a byte for each image.
 FILE = Path(__file__).with_name("dress_coat.npy")
-SHA256 = "030fe8f60a79769a43fac373f777651887b09e450827c405e7296ffab75fc944"
+SHA256 = "179f6e61848cbc8c589996a07adf8f7199ade56a1e9476f6f7f3399b5488c683"
 
 #: How many images there are of (Dress, Coat).
 COUNTS = {"train": (344, 3583), "test": (74, 603)}

@@ -56,6 +56,16 @@ def ending_together(patience: float = 10.0) -> Iterator[None]:
 JOIN_SECONDS = 5.0
 
 
+def _connection(store: Any) -> Any:
+    """Another connection to a store: on that of torch, one who waits would keep the others out."""
+    if hasattr(store, "clone"):
+        return store.clone()
+    store = store._underlying_non_prefix_store  # torch before 2.8 has no clone
+    if isinstance(store, dist.TCPStore):
+        return dist.TCPStore(store.host, store.port, is_master=False, timeout=store.timeout)
+    return store
+
+
 class _Watch(threading.Thread):
     """Looks out for the failure of another rank, on a connection of its own to the store."""
 
@@ -63,8 +73,7 @@ class _Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="wideflat-watch", daemon=True)
-        store: Any = dist.distributed_c10d._get_default_store()
-        self.store = store.clone()
+        self.store = _connection(dist.distributed_c10d._get_default_store())
         self.others = dist.get_world_size() - 1
         self.stop = threading.Event()
         self.found = threading.Event()

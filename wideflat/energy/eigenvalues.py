@@ -24,6 +24,10 @@ from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Density", "Spectrum"]
 
+#: A node with less than this part of the weight of one eigenvalue may be none.
+GHOST = 1e-3
+#: The tails of an interval are those of 95 % times P / (P + FEW): the second moment is of the same P probes.
+FEW = 6
 
 @dataclass
 class Density:
@@ -116,7 +120,10 @@ class Spectrum(Result):
         """The mean over eigenvalues of what is not negative at the nodes (last two axes), with its interval."""
         mean, variance = self._moments(values)
         second = (values**2 * self.weights).sum(-1).mean(-1)
-        lower, upper = (self._end(share, mean, second) for share in (0.975, 0.025))
+        seen = np.where(self.weights * self.size > GHOST, values, 0.0).max((-2, -1))
+        second = np.maximum(second, seen**2 / self.size)  # there is at least one eigenvalue, however little it was seen
+        tail = 0.025 * len(self.nodes) / (len(self.nodes) + FEW)
+        lower, upper = (self._end(share, mean, second) for share in (1 - tail, tail))
         return Density(np.zeros(0) if points is None else points, mean, np.sqrt(variance), lower, upper, width)
 
     def _moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ Everything is computed from images that come with the package. What is in the ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -54,6 +55,8 @@ SIGMAS = (0.0, 0.2, 0.4, 0.6, 0.8)
 PASSES = 24
 #: Where networks are compared by one number.
 AT_SIGMA, AT_VOLUME = 0.6, 0.5
+#: Percent of training errors below which a network has learned its images.
+LEARNED = 1.0
 #: Training patterns of the committee machine.
 PATTERNS = 500
 #: Images of the free entropy: its price grows with their number to the power 1.5.
@@ -274,17 +277,21 @@ def sentence(networks: Table, restarts: Table | None = None, patterns: int = PAT
         {where: Contrast.of(*(100 * part[column] for part in parts)) for where, parts in cases.items()}
         for column in ("energy", "test_error")
     )
-    return _at(trained) + finding("Entropy-SGD", "SGD", energy, error)
+    text = finding("Entropy-SGD", "SGD", energy, error)
+    counts = sorted({len(part) for parts in cases.values() for part in parts})
+    each = f"{listed(list(map(str, counts)))} training{'s' * (counts[-1] > 1)} each"
+    return f"{text} (± 95 %; {each}{_at(trained)}.)" if counts[-1] else text
 
 
 def _at(trained: Mapping[str, Sequence[np.ndarray]]) -> str:
-    """The training errors at which the two are compared; those of a network that has none are not listed."""
+    """The training errors at which the two are compared: apart where a network has not learned its images."""
     levels = {where: [100 * float(np.mean(part)) for part in parts if len(part)] for where, parts in trained.items()}
-    left = {where: means for where, means in levels.items() if len(means) == 2 and max(means) > 0}
-    if not left:
-        return "Without training errors " if any(len(means) == 2 for means in levels.values()) else ""
-    said = [f"{means[0]:.1f} against {means[1]:.1f} % in {where}" for where, means in left.items()]
-    return f"At training errors of {listed(said)} "
+    pairs = {where: means for where, means in levels.items() if len(means) == 2}
+    worst = max((max(means) for means in pairs.values()), default=0.0)
+    if worst < LEARNED:
+        return f"; training errors at most {math.ceil(10 * worst) / 10:.1f} %" if worst else "; no training errors"
+    said = [f"{a:.1f} against {b:.1f} % in {where}" for where, (a, b) in pairs.items() if max(a, b) >= LEARNED]
+    return f"; careful: the training errors are {listed(said)}"
 
 
 def _images(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -72,16 +72,19 @@ class Contrast:
         ends = "interval unknown" if math.isnan(self.low) else f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
         return Shown(f"{self.difference:+.{digits}f} ({ends})", value=self.difference, low=self.low, high=self.high)
 
-    def brief(self) -> str:
-        """The difference and half of its interval, with one digit after the point.
+    def brief(self, unit: str = "") -> str:
+        """The difference and half of its interval, with one digit after the point, as less or more.
 
         Example:
-            >>> Contrast(-3.0, -5.27, -0.73, (3, 3)).brief(), Contrast(0.51, math.nan, math.nan, (1, 3)).brief()
-            ('-3.0 ± 2.3', '+0.5, too few to say')
+            >>> Contrast(-3.0, -5.27, -0.73, (3, 3)).brief(" points")
+            '3.0 ± 2.3 points less'
+            >>> Contrast(0.51, math.nan, math.nan, (1, 3)).brief()
+            '0.5 more, of too few trainings to say'
         """
+        way = "less" if self.difference < 0 else "more"
         if math.isnan(self.low):
-            return f"{self.difference:+.1f}, too few to say"
-        return f"{self.difference:+.1f} ± {(self.high - self.low) / 2:.1f}"
+            return f"{abs(self.difference):.1f}{unit} {way}, of too few trainings to say"
+        return f"{abs(self.difference):.1f} ± {(self.high - self.low) / 2:.1f}{unit} {way}"
 
     def __str__(self) -> str:
         if math.isnan(self.low):
@@ -104,45 +107,48 @@ def finding(
     Example:
         >>> clear, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> finding("Entropy-SGD", "SGD", {"the MLP": clear}, {"the MLP": even})
-        'Entropy-SGD ends in flatter minima than SGD in the MLP (error under noise -2.0 ± 1.0 points); test errors
-        cannot be told apart (+0.5 ± 1.5) (± 95 %, n = 3).'
+        'Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 2.0 ± 1.0 points of error less in the
+        MLP; test errors do not differ clearly (0.5 ± 1.5 more).'
     """
     known = {where: contrast for where, contrast in flatness.items() if contrast is not None}
     errors = {where: contrast for where, contrast in error.items() if contrast is not None}
-    clauses = []
-    if known:
-        words = {-1: f"ends in flatter minima than {reference}", 1: f"ends in sharper minima than {reference}"}
-        words[0] = f"is neither flatter nor sharper than {reference}"
-        clauses.append(f"{name} {_by_sign(known, words, 'error under noise ', ' points')}")
-    if errors and all(contrast.sign == 0 for contrast in errors.values()):
-        clauses.append(f"test errors cannot be told apart ({listed([each.brief() for each in errors.values()])})")
-    elif errors:
-        whose = "its" if clauses else f"{name}'s"
-        words = {-1: f"is lower than {reference}'s", 1: f"is higher than {reference}'s"}
-        clauses.append(f"{whose} test error {_by_sign(errors, words)}")
-    if not clauses:
+    if not known:
         return f"Nothing is known yet about {name} against {reference}."
-    counts = sorted({count for contrast in (*known.values(), *errors.values()) for count in contrast.n})
-    return f"{'; '.join(clauses)} (± 95 %, n = {listed(list(map(str, counts)))})."
+    (sign, first), *rest = _by_sign(known)
+    whose = f"{name}'s" if sign == 0 else "its"
+    words = {
+        -1: f"{name} ends in flatter minima than {reference}",
+        1: f"{name} ends in sharper minima than {reference}",
+    }
+    words[0] = f"Neither {name} nor {reference} ends in clearly flatter minima"
+    units = [" points of error", *[""] * (len(first) - 1)]  # once is enough
+    places = [
+        f"{each.brief(unit)}{',' * math.isnan(each.low)} in {where}"
+        for unit, (where, each) in zip(units, first.items(), strict=True)
+    ]
+    more = {1: ", but in sharper ones in ", 0: "; no difference shows in "}
+    flat = f"{words[sign]}: noise on {whose} weights costs {listed(places)}"
+    clauses = [flat + "".join(more[sign] + _places(group) for sign, group in rest)]
+    if errors and all(contrast.sign == 0 for contrast in errors.values()):
+        clauses.append(f"test errors do not differ clearly ({listed([each.brief() for each in errors.values()])})")
+    elif errors:
+        parts = [f"{_LEVEL[sign]} in {_places(group)}" for sign, group in _by_sign(errors)]
+        clauses.append(f"its test error is {listed(parts)}")
+    return said(*clauses)
 
 
-def _by_sign(contrasts: Mapping[str, Contrast], words: Mapping[int, str], before: str = "", after: str = "") -> str:
-    """The networks by what is found in them, the clear findings first; ``before`` and ``after`` stand once."""
+#: What a test error is, by the sign of its difference.
+_LEVEL = {-1: "lower", 1: "higher", 0: "not clearly another"}
+
+
+def _by_sign(contrasts: Mapping[str, Contrast]) -> list[tuple[int, dict[str, Contrast]]]:
+    """The networks by what is found in them, the clear findings first."""
     signs = sorted({contrast.sign for contrast in contrasts.values()}, key=lambda sign: (sign == 0, sign))
-    text = ""
-    for sign in signs:
-        places = []
-        for where, contrast in contrasts.items():
-            if contrast.sign == sign:
-                places.append(f"{where} ({before}{contrast.brief()}{after})")
-                before = after = ""
-        if not text:
-            text = f"{words[sign]} in {listed(places)}"
-        elif sign:
-            text += f", and {words[sign]} in {listed(places)}"
-        else:
-            text += f", but no difference shows in {listed(places)}"
-    return text
+    return [(sign, {where: each for where, each in contrasts.items() if each.sign == sign}) for sign in signs]
+
+
+def _places(group: Mapping[str, Contrast]) -> str:
+    return listed([f"{where} ({contrast.brief()})" for where, contrast in group.items()])
 
 
 def against(reference: str, what: str, contrasts: Mapping[str, Contrast | None], unit: str = "points") -> str:
