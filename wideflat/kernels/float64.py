@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["doubled", "fetched", "has_float64", "number", "squared_length", "summed"]
+__all__ = ["doubled", "fetched", "has_float64", "in_parts", "number", "squared_length", "summed"]
 
 
 #: Types of devices on which there is no float64.
@@ -104,3 +105,18 @@ def number(part: Tensor) -> float:
     (2.0, 1.5)
     """
     return float(fetched([part])[0].sum()) if part.dim() else float(part)
+
+
+def in_parts(value: float, count: int) -> list[float]:
+    """A number as the sum of so many of float32; itself for one. Three hold a number of float64 whole, in their range.
+
+    >>> in_parts(0.1, 1), sum(in_parts(0.1, 3)) == 0.1, in_parts(float("inf"), 2)
+    ([0.1], True, [inf, 0.0])
+    """
+    if count == 1:
+        return [value]
+    parts: list[float] = []
+    for _ in range(count):
+        parts.append(float(torch.tensor(value, dtype=torch.float32)))
+        value = value - parts[-1] if math.isfinite(parts[-1]) else 0.0
+    return parts
