@@ -155,30 +155,33 @@ def steps(make: Callable[[nn.Module], list[Optimizer]], rounds: int, title: str)
 
 
 @torch.no_grad()
-def energy(sigma: float = 0.05, perturbations: int = 20) -> None:
-    """The local energy of the loss against the naive loop at equal standard error."""
+def energy(perturbations: int, sigma: float = 0.05) -> None:
+    """The local energy of the loss against the naive loop with as many perturbations, and at equal standard error.
+
+    Both have one z for all examples, so a perturbation has the same variance in both: the second ratio is the first one
+    times a ratio of two estimates of it, which is uncertain by a factor of 1 + 2 / sqrt(perturbations).
+    """
     model = network().eval()
     ids = torch.randint(8000, (16, 64))
     batch = {"input_ids": ids, "labels": ids}
     loss = lambda: float(model(**batch).loss)  # noqa: E731 # a name for one expression
     weights = [p.clone() for p in model.parameters()]
+    loss()
     start, base, values = clock(), loss(), []
     for _ in range(perturbations):
         for p, w in zip(model.parameters(), weights, strict=True):
             p.copy_(w * (1 + sigma * torch.randn_like(w)))
         values.append(loss() - base)
-    each = (clock() - start) / perturbations
+    naive = clock() - start
     for p, w in zip(model.parameters(), weights, strict=True):
         p.copy_(w)
     start = clock()
     profile = wideflat.local_energy(model, [batch], [sigma], metric="loss", max_passes=perturbations, progress=False)
-    spent = clock() - start
-    ratio = statistics.variance(values) * each / (float(profile.stderr[-1]) ** 2 * spent)
-    print(f"\nlocal energy of the loss at sigma {sigma}: naive {statistics.mean(values):.4f} (n = {perturbations}), ")
-    print(
-        f"  wideflat {float(profile.mean[-1]):.4f} ± {float(profile.stderr[-1]):.4f} ({profile.conventions['noise']})"
-    )
-    print(f"  the naive loop takes {ratio:.1f} times as long to the same standard error")
+    ratio, error = naive / (clock() - start), float(profile.stderr[-1])
+    own = statistics.stdev(values) / len(values) ** 0.5
+    print(f"\nlocal energy of the loss at sigma {sigma}, {perturbations} perturbations:")
+    print(f"  naive {statistics.mean(values):.5f} ± {own:.5f}, wideflat {float(profile.mean[-1]):.5f} ± {error:.5f}")
+    print(f"  the naive loop takes {ratio:.2f} times as long, {ratio * (own / error) ** 2:.2f} to the same standard error")
 
 
 def main() -> None:
@@ -199,7 +202,8 @@ def main() -> None:
     if options.only:
         return
     steps(adamw, rounds, "AdamW (fused)")
-    energy()
+    for perturbations in (20, 100):
+        energy(perturbations)
     steps(muon_and_adamw, rounds, "Muon + AdamW")
     updates(muon_and_adamw, 3, "Muon + AdamW")
 

@@ -219,7 +219,10 @@ def started_again(address):
             time.sleep(0.2)
 
 
-def test_one_replica_alone_trains_as_without_others():
+@pytest.mark.parametrize("has_float64", [True, False])
+def test_one_replica_alone_trains_as_without_others(monkeypatch, has_float64):
+    monkeypatch.setattr("wideflat.kernels.float64.WITHOUT", {"mps"} if has_float64 else {"mps", "cpu"})
+    sent = set()
     lighthouse = start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0)
     model = nn.Linear(2, 1)
     said = []
@@ -246,6 +249,10 @@ def test_one_replica_alone_trains_as_without_others():
             for p, gradient in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(p.grad, gradient)
             assert coupling.distances().tolist() == [0.0]
+            monkeypatch.setattr(group, "_sum", lambda tensors: sent.update(t.dtype for t in tensors))
+            third = torch.tensor([1 / 3], dtype=torch.float64)
+            assert group.total(third) == third[0] and (torch.float64 in sent) == has_float64
+            monkeypatch.undo()
             with pytest.raises(ValueError, match="coincide"):
                 coupling.initial_gamma([1.0])
             before = model.weight.clone()

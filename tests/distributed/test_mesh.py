@@ -409,3 +409,21 @@ def several_buckets():
 
 def test_the_size_of_buckets_does_not_matter(ranks):
     assert all(ranks(several_buckets, 2))
+
+
+@pytest.mark.parametrize("without", ["mps", "cpu"])
+def test_numbers_are_exchanged_whole_also_without_float64_on_the_device(monkeypatch, without):
+    """One process that takes itself for two: what is sent, and what comes of it."""
+    sent = []
+
+    def all_gather(into, own, group):
+        sent.append(own.dtype)
+        for tensor in into:
+            tensor.copy_(own)
+
+    monkeypatch.setattr("wideflat.kernels.float64.WITHOUT", {without})
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    replicas = object.__new__(MeshReplicas)
+    replicas.model, replicas.num_replicas, replicas.group = nn.Linear(1, 1), 2, None
+    assert replicas.gather(torch.tensor([1 / 3, 1e300], dtype=torch.float64)).tolist() == [1 / 3, 1e300] * 2
+    assert sent == [torch.int64 if without == "cpu" else torch.float64]

@@ -164,3 +164,36 @@ def test_arrays_of_numpy_in_a_dictionary():
     wrong = model.head(torch.tensor(pixels, dtype=torch.float32).flatten(1)).argmax(1).numpy() != labels
     profile = local_energy(model, {"pixel_values": pixels, "labels": labels}, [0.0, 0.1], progress=False)
     assert profile.baseline == pytest.approx(wrong.mean())
+
+
+class Counting(Words):
+    """Counts how often it is given labels, and can need them, or answer otherwise without them."""
+
+    def __init__(self, habit):
+        super().__init__("masked")
+        self.habit, self.given, self.calls = habit, 0, 0
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        self.calls += 1
+        self.given += labels is not None
+        if labels is None and self.habit == "needs them":
+            raise ValueError("labels are needed")
+        result = super().forward(input_ids, attention_mask, labels)
+        if labels is None and self.habit == "answers otherwise":
+            result.logits = result.logits + 1e-3 * torch.arange(WORDS)
+        return result
+
+
+@pytest.mark.parametrize("habit", ["free", "needs them", "answers otherwise"])
+def test_a_network_that_answers_the_same_without_labels_is_not_given_them(habit):
+    words = torch.randint(WORDS, (6, 5))
+    batch = {"input_ids": words, "labels": words}
+    model = Counting(habit)
+    profile = local_energy(model, [batch], [0.1], metric="loss", max_passes=9, noise="batch", progress=False)
+    assert model.calls >= 10
+    assert model.given == (1 if habit == "free" else model.calls - 1)
+    usual = local_energy(
+        Words("masked"), [batch], [0.1], metric="loss", max_passes=9, noise="batch", progress=False,
+        forward=lambda model, batch: (model(**batch).logits, batch["labels"]),
+    )  # fmt: skip
+    np.testing.assert_allclose([profile.baseline, *profile.mean], [usual.baseline, *usual.mean], rtol=1e-6)

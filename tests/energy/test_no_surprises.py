@@ -68,10 +68,10 @@ def example(targets=None, **net):
     return Net(**net).eval(), (x, y if targets is None else targets(y))
 
 
-def measured(measure, blocks, data_there=True, **case):
+def measured(measure, blocks, data_there=True, has_float64=True, **case):
     """Waits and evaluations on the played device."""
     model, data = example(**case)
-    with played() as device:
+    with played(has_float64) as device:
         model.to(DEVICE)
         data = tuple(tensor.to(DEVICE) for tensor in data) if data_there else data
         measure(model, data, batch_size=256 // blocks)
@@ -79,9 +79,10 @@ def measured(measure, blocks, data_there=True, **case):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("has_float64", [True, False])
 @pytest.mark.parametrize("name", ONCE_A_PASS)
-def test_no_evaluation_waits(name):
-    few, many = (measured(MEASURES[name], blocks) for blocks in (2, 16))
+def test_no_evaluation_waits(name, has_float64):
+    few, many = (measured(MEASURES[name], blocks, has_float64=has_float64) for blocks in (2, 16))
     assert many[1] > few[1] and many[0].total() == few[0].total() < AROUND
 
 
@@ -100,7 +101,21 @@ def test_slices_wait_once_a_block():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_sampler_waits_once_a_trajectory(monkeypatch):
+def test_steps_of_an_ascent_do_not_wait_for_lengths():
+    """A step more is one pass more, and one wait more for its value; without float64 as well."""
+
+    def waits(steps, has_float64):
+        def measure(model, data, **more):
+            wideflat.worst_case(model, data, [0.1], steps=steps, **QUIET, **more)
+
+        return measured(measure, 4, has_float64=has_float64)[0].total()
+
+    assert waits(9, True) - waits(5, True) == waits(9, False) - waits(5, False) == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("has_float64", [True, False])
+def test_the_sampler_waits_once_a_trajectory(monkeypatch, has_float64):
     """It accepts or not, and its step is adapted to what was found."""
     trajectories, advance = [], walks.advance
 
@@ -109,7 +124,7 @@ def test_the_sampler_waits_once_a_trajectory(monkeypatch):
         return advance(chain, energy)
 
     monkeypatch.setattr(walks, "advance", counted)
-    waits, evaluations = measured(MEASURES["free_entropy"], 4, data_there=False)
+    waits, evaluations = measured(MEASURES["free_entropy"], 4, data_there=False, has_float64=has_float64)
     assert evaluations > 4 * len(trajectories) > 0
     assert waits.total() <= len(trajectories) + 32 / walks.POINTS_AT_ONCE + AROUND
 

@@ -3,6 +3,8 @@
 There is no such device here. One is played, and refuses float64 as MPS does.
 """
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ import wideflat
 from tests.energy.test_no_surprises import MEASURES, example
 from tests.played_device import DEVICE, played
 from tests.test_no_surprises import COUPLINGS, FAMILY, OPTIMIZERS, SGD
-from wideflat.kernels.float64 import doubled, fetched, has_float64, squared_length
+from wideflat.kernels.float64 import doubled, fetched, has_float64, number, squared_length, summed, two_parts
 
 
 def moved(model, data):
@@ -143,3 +145,40 @@ def test_many_tensors_are_fetched_by_one_wait():
 def test_float64_where_the_device_has_it(dtype):
     x = torch.randn(3).to(dtype)
     assert torch.equal(doubled(x), x.double())
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000, 300_001])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_a_sum_in_two_parts_is_that_of_float64(size, scale):
+    numbers = scale * torch.randn(size, generator=torch.Generator().manual_seed(size))
+    numbers[0] = 1e-4 * scale  # others are up to 1e8 times smaller than the largest
+    exact = math.fsum(numbers.tolist())
+    assert abs(number(two_parts(numbers)) - exact) <= 2e-12 * float(numbers.abs().double().sum())
+    assert abs(float(numbers.sum()) - exact) > 1e-10 * scale or size <= 2  # what float32 alone would lose
+
+
+def test_a_sum_in_two_parts_of_other_numbers():
+    for given in ([], [0.0, 0.0], [math.inf, 1.0], [-math.inf, 2.0], [math.nan, 1.0], [math.inf, -math.inf]):
+        expected = sum(given)
+        found = number(two_parts(torch.tensor(given)))
+        assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+def test_a_sum_waits_for_nothing():
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(0))
+    with played(has_float64=False) as device:
+        parts = summed(x.to(DEVICE))
+        assert device.waits.total() == 0
+        assert number(parts) == pytest.approx(math.fsum(x.tolist()), rel=1e-12) and device.waits.total() == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["free_entropy", "worst_case"])
+def test_a_measure_gives_there_what_it_gives_on_the_cpu(name):
+    found = MEASURES[name](*example())
+    with played(has_float64=False):
+        there = MEASURES[name](*moved(*example()))
+    ours, theirs = (
+        [[*m.log_z, *m.stderr] if name == "free_entropy" else [m.baseline, *m.mean] for m in (found, there)]
+    )
+    assert theirs == pytest.approx(ours, rel=1e-3)

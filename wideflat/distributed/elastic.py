@@ -57,6 +57,7 @@ from wideflat.distributed.group import Block, square_distance
 from wideflat.distributed.lighthouse import start_lighthouse, wait_for_lighthouse
 from wideflat.distributed.mesh import FlatBuckets, local
 from wideflat.kernels.flat_blocks import cache_blocks
+from wideflat.kernels.float64 import has_float64, in_parts
 
 try:
     from torchft.checkpointing._serialization import _streaming_load
@@ -292,15 +293,17 @@ class ElasticReplicas:
 
         All do the same, whether they train or only join. The numbers are: how many weights were added; how many came
         for each kind of meeting; how many train already or have waited long enough; who is there (1, or 2: without
-        weights, since it was lost and has come back); one value of each.
+        weights, since it was lost and has come back); one value of each, in parts of float32 without float64.
         """
         y = self.num_replicas
         weight = 0.0 if self._takes_barycenter else 1.0
         ready = waits_until is None or time.monotonic() > waits_until
-        head = torch.zeros(4 + 2 * y, dtype=torch.float64, device=self._device)
+        dtype, parts = (torch.float64, 1) if has_float64(self._device) else (torch.float32, 3)
+        head = torch.zeros(4 + y + parts * y, dtype=dtype, device=self._device)
         head[0], head[1 + kind], head[3], head[4 + self.index] = weight, weight, float(ready), 2.0 - weight
         if value is not None:
-            head[4 + y + self.index] = value
+            start = 4 + y + parts * self.index
+            head[start : start + parts] = torch.tensor(in_parts(value, parts), dtype=dtype)
         for number, flat in enumerate(self._buckets.flat):
             self._buckets.fill(number, self._weights) if weight else flat.zero_()
         self._sum([head, *self._buckets.flat])
@@ -322,7 +325,7 @@ class ElasticReplicas:
         if self._takes_barycenter:
             self._start_here()
         self._joined = True
-        return head[4 + y :].cpu()
+        return head[4 + y :].cpu().double().view(y, parts).sum(1)
 
     @torch.no_grad()
     def _start_here(self) -> None:

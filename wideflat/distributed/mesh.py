@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wideflat.distributed.group import Block, square_distance
 from wideflat.distributed.threads import leave_in_peace
 from wideflat.kernels.flat_blocks import cache_blocks, is_dense
+from wideflat.kernels.float64 import doubled, has_float64
 from wideflat.kernels.shards import local, norm, sharding, total
 from wideflat.seeds import derive_seed
 
@@ -225,10 +226,13 @@ class MeshReplicas:
 
     def gather(self, values: Tensor) -> Tensor:
         """The values of all replicas, in the order of the mesh."""
-        own = values.double().reshape(-1).to(self._device)
+        own = doubled(values).reshape(-1)
+        if not has_float64(self._device):  # as the bits that they are
+            own = own.view(torch.int64)
+        own = own.to(self._device)
         all_values = [torch.empty_like(own) for _ in range(self.num_replicas)]
         dist.all_gather(all_values, own, group=self.group)
-        return torch.cat(all_values).cpu()
+        return torch.cat(all_values).cpu().view(torch.float64)
 
     @property
     def _device(self) -> torch.device:

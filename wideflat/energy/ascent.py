@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wideflat.kernels.float64 import doubled
+from wideflat.kernels.float64 import has_float64
 
 __all__ = ["BALLS", "Ball", "Climbed", "checkpoints", "climb"]
 
@@ -145,5 +145,11 @@ def checkpoints(steps: int) -> list[int]:
 
 
 def _length(vector: Tensor) -> Tensor:
-    """The length in float64, where the vector is: the host does not wait for it (where there is float64)."""
-    return doubled(vector).norm()
+    """The length, where the vector is: the host does not wait for it. In float64, where there is that.
+
+    Elsewhere of the vector over its largest number, whose squares neither overflow nor vanish.
+    """
+    if has_float64(vector.device):
+        return vector.double().norm()
+    largest = vector.abs().amax()
+    return largest * (vector / torch.where(largest > 0, largest, 1.0)).norm()

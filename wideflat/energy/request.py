@@ -47,6 +47,8 @@ MOST_PASSES = 1000
 LARGEST_PASSES = 1e6
 #: Examples of a batch in which the network is looked at.
 LOOK = 32
+#: Examples of a second, smaller batch, by which the axis of the examples is told from others.
+FEWER = 5
 #: Most examples that are evaluated together because they influence each other, where nobody said how many.
 TOGETHER = 1024
 #: Bytes of data up to which all of them are tried together where a part of them is not accepted.
@@ -273,7 +275,8 @@ def _noise_of_examples(
         return "batch", None
     batch, size = evaluation.load(first.batch), first.size
     noise = ExampleNoise(evaluation.model, list(scales.values), scales.factors)
-    noise.probe(lambda part: evaluation.outputs(cloned(part)), [(batch, size), (truncated(batch, size - 1), size - 1)])
+    fewer = min(size - 1, FEWER)
+    noise.probe(lambda part: evaluation.outputs(cloned(part)), [(batch, size), (truncated(batch, fewer), fewer)])
     wanted = request.noise == "example" or all(gathered(noise.independent))
     return ("example", noise) if wanted else ("batch", None)
 

@@ -49,6 +49,7 @@ from wideflat.entropy.volumes import FreeEntropy
 from wideflat.entropy.walks import Effort, Walk, first_trajectories
 from wideflat.files import atomic_write, must_not_swell
 from wideflat.progress import Progress
+from wideflat.kernels.float64 import doubled
 from wideflat.seeds import derive_seed
 
 __all__ = ["Interrupted", "free_entropy"]
@@ -219,7 +220,7 @@ class _Measurement:
         with self.network.prepared(), Progress("free entropy", enabled=self.shown) as self.bar:
             self.network.check(derive_seed(self.effort.seed, "check"))
             self.kept = self._kept()
-            self.conventions["at_w"] = float(self.network.reference.mean())
+            self.conventions["at_w"] = float(doubled(self.network.reference).mean())
             self.key = {**self.conventions, "sigmas": self.sigmas, "weights": self.network.digest}
             self.key["solution_beta"] = self.solution_beta
             waiting = self._read()

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from wideflat.energy.shared_noise import fill_normal
-from wideflat.kernels.float64 import fetched, has_float64
+from wideflat.kernels.float64 import fetched, has_float64, number, summed
 from wideflat.seeds import derive_seed
 
 __all__ = ["Chain", "Energy", "Plan", "Trace", "advance", "normal", "start", "trajectory"]
@@ -324,9 +324,16 @@ def _seen(trace: Trace, chain: Chain, beta: float, accept: float, error: float, 
 
 
 def _launched(energy: Energy, xi: Tensor) -> tuple[Tensor, Tensor]:
-    """V as a tensor of no axis, where nobody has to wait for it, and its gradient."""
+    """V as a tensor of no axis (two parts without float64), where nobody has to wait for it, and its gradient."""
     value, gradient = getattr(energy, "launched", energy.gradient)(xi)
-    return torch.as_tensor(value, dtype=torch.float64), gradient
+    return in_float64(value), gradient
+
+
+def in_float64(value: float | Tensor) -> Tensor:
+    """A value as a tensor of float64; as it is where that cannot be."""
+    if isinstance(value, Tensor) and not has_float64(value.device):
+        return value
+    return torch.as_tensor(value, dtype=torch.float64)
 
 
 def _products(xi: Tensor, gradient: Tensor) -> list[Tensor]:
@@ -335,11 +342,10 @@ def _products(xi: Tensor, gradient: Tensor) -> list[Tensor]:
 
 
 def _numbers(tensors: Sequence[Tensor]) -> tuple[float, ...]:
-    """Tensors of no axis as numbers; the host waits once."""
-    return tuple(float(tensor) for tensor in fetched(tensors))
+    """Sums, in one part or two, as numbers; the host waits once."""
+    return tuple(map(number, fetched(tensors)))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two vectors, summed in float64 (on the CPU where the device knows no float64)."""
-    product = a * b
-    return (product if has_float64(product.device) else product.cpu()).sum(dtype=torch.float64)
+    """The product of two vectors, summed in float64 (in two parts where the device knows no float64)."""
+    return summed(a * b)

@@ -30,7 +30,7 @@ from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.entropy.fixed_data import FixedData
-from wideflat.kernels.float64 import doubled
+from wideflat.kernels.float64 import has_float64, number, summed
 
 __all__ = ["Network", "NetworkEnergy", "block_size", "margin"]
 
@@ -147,14 +147,15 @@ class Network:
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def values(self, xi: Tensor, sigma: float) -> Tensor:
-        """The measure of every example at w + sigma a xi, in float64, shape (n,)."""
+        """The measure of every example at w + sigma a xi, shape (n,): in float64 where the device has that."""
         self.place(xi, sigma)
         return torch.cat([self._block(batch, size).detach() for batch, size in self._batches])
 
     def gradient(self, xi: Tensor, sigma: float, energies: Callable[[Tensor, slice], Tensor]) -> tuple[Tensor, Tensor]:
         """The sum of ``energies`` (of the measure of some examples, and which these are) and its gradient in xi.
 
-        The sum is a tensor of no axis: nobody has waited for it.
+        The sum is a tensor of no axis, or of its two parts (:func:`wideflat.kernels.float64.summed`): nobody has waited
+        for it.
         """
         self.place(xi, sigma)
         parts_of_total: list[Tensor] = []
@@ -163,14 +164,18 @@ class Network:
         views = self._views(gradient)
         with self.evaluation.differentiable(self.names) as parameters:
             for batch, size in self._batches:
-                energy = energies(self._block(batch, size), slice(start, start + size)).sum()
+                each = energies(self._block(batch, size), slice(start, start + size))
+                energy = each.sum()
                 parts = torch.autograd.grad(energy, list(parameters.values()), allow_unused=True)
-                parts_of_total.append(energy.detach())
+                parts_of_total.append(energy.detach() if has_float64(energy.device) else summed(each.detach()))
                 start += size
                 for view, part in zip(views, parts, strict=True):
                     if part is not None:
                         view.add_(part)
-        total = functools.reduce(torch.add, parts_of_total, torch.zeros_like(parts_of_total[0]))
+        if has_float64(gradient.device):
+            total = functools.reduce(torch.add, parts_of_total, torch.zeros_like(parts_of_total[0]))
+        else:
+            total = summed(torch.cat(parts_of_total))
         return total, gradient.mul_(self.scales).mul_(sigma)
 
     def hessian_product(self, v: Tensor, sigma: float) -> Tensor:
@@ -195,13 +200,13 @@ class Network:
         return total.mul_(step)
 
     def _block(self, batch: Any, size: int) -> Tensor:
-        """The measure of the examples of a block in float64, differentiable."""
+        """The measure of the examples of a block, differentiable: in float64 where the device has that."""
         with self.evaluation.explained():
             values = self.evaluation.metric(*self.evaluation.outputs(batch))
         if not isinstance(values, Tensor) or values.shape != (size,):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"measure must give one value for each of the {size} examples of a batch, got {shape}")
-        return doubled(values)
+        return values.double() if has_float64(values.device) else values
 
     def check(self, seed: int) -> None:
         """Refuse a network whose energy is not a fixed function, or has no gradient."""
@@ -250,16 +255,16 @@ class NetworkEnergy:
 
     def value(self, xi: Tensor) -> float:
         """V(xi)."""
-        return float(self.launched_value(xi))
+        return number(self.launched_value(xi))
 
     def launched_value(self, xi: Tensor) -> Tensor:
-        """V(xi) as a tensor of no axis, for which nobody has waited."""
-        return self.energies(self.network.values(xi, self.sigma)).sum()
+        """V(xi) as a tensor of no axis, or of two parts, for which nobody has waited."""
+        return summed(self.energies(self.network.values(xi, self.sigma)))
 
     def gradient(self, xi: Tensor) -> tuple[float, Tensor]:
         """V(xi) and its gradient with respect to xi."""
         value, gradient = self.launched(xi)
-        return float(value), gradient
+        return number(value), gradient
 
     def launched(self, xi: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`gradient`, with V as a tensor of no axis, for which nobody has waited."""

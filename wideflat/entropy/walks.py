@@ -27,12 +27,13 @@ import numpy as np
 import torch
 
 from wideflat.checks import flag, number, whole
-from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, normal, start
+from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, in_float64, normal, start
 from wideflat.entropy.integration import bracket, integrate
 from wideflat.entropy.second_opinion import MOST_ASKED, Opinion, more_points, outlying, worth_asking
 from wideflat.entropy.temperatures import Grid, Prior
 from wideflat.entropy.volume import Integration
 from wideflat.kernels.float64 import fetched
+from wideflat.kernels.float64 import number as number_of
 from wideflat.seeds import derive_seed
 
 __all__ = ["Effort", "Walk", "cheapest_lengths", "first_trajectories"]
@@ -231,9 +232,9 @@ class Walk:
             for k in range(together):
                 seed = derive_seed(self.effort.seed, "point", repr(self.sigma), len(self.values) + k)
                 value = evaluate(normal(self.energy, torch.Generator().manual_seed(seed)))
-                launched.append(torch.as_tensor(value, dtype=torch.float64))
-            for value in fetched(launched):
-                self.values.append(float(value) if math.isfinite(value) else math.inf)
+                launched.append(in_float64(value))
+            for value in map(number_of, fetched(launched)):
+                self.values.append(value if math.isfinite(value) else math.inf)
                 self.tick("point")
 
     def _more_points(self, prior: Prior, count: int) -> Prior:

@@ -42,10 +42,11 @@ ALWAYS void adam_chunk(
     }
 }
 
-#define AT(list) (list[t] + at)
-#define ADAM(noisy, mean) \
+#define AT(list, place) (list[t] + (place))
+#define ADAM(noisy, mean, from, count) \
     adam_chunk( \
-        noisy, mean, n, rule, rates[t], roots[t], AT(x), AT(w), mean ? AT(mu) : 0, AT(m), AT(v), AT(g), z \
+        noisy, mean, count, rule, rates[t], roots[t], AT(x, from), AT(w, from), mean ? AT(mu, from) : 0, AT(m, from), \
+        AT(v, from), AT(g, from), z \
     )
 
 static void work(
@@ -58,16 +59,20 @@ static void work(
     if (noise) reader = reader_of(noise);
     for (Walk walk = walk_of(from, to, sizes); next_chunk(&walk, sizes);) {
         const int64_t t = walk.tensor, at = walk.at, n = walk.n;
-        if (noise) {
-            Ahead ahead = {.bytes = n * (int64_t)sizeof(REAL)};
-            const REAL *arrays[] = {AT(x), AT(w), AT(m), AT(v), AT(g), mu ? AT(mu) : 0};
-            for (int k = 0; k < 6; k++) look_ahead_at(&ahead, arrays[k]);
-            draw(&reader, noise, places[t] + at, n, z, &ahead);
+        if (!noise) {
+            if (mu) ADAM(0, 1, at, n);
+            else ADAM(0, 0, at, n);
+            continue;
         }
-        if (noise && mu) ADAM(1, 1);
-        else if (noise) ADAM(1, 0);
-        else if (mu) ADAM(0, 1);
-        else ADAM(0, 0);
+        Ahead ahead = ahead_of(n, BEFOREHAND);
+        const REAL *arrays[] = {AT(x, at), AT(w, at), AT(m, at), AT(v, at), AT(g, at), mu ? AT(mu, at) : 0};
+        for (int k = 0; k < 6; k++) look_ahead_at(&ahead, arrays[k]);
+        for (int64_t here = at, some; here < at + n; here += some) {
+            some = numbers_at(places[t] + here, at + n - here);
+            draw(&reader, noise, places[t] + here, some, z, &ahead);
+            if (mu) ADAM(1, 1, here, some);
+            else ADAM(1, 0, here, some);
+        }
     }
 }
 

@@ -49,6 +49,11 @@ typedef struct {
     int64_t bytes, next; /* of each array, and how many of them have been asked for */
 } Ahead;
 
+/* For n numbers of arrays, from so many bytes on behind where they begin. */
+static inline Ahead ahead_of(int64_t n, int64_t behind) {
+    return (Ahead){.bytes = n * (int64_t)sizeof(REAL) + behind, .next = behind};
+}
+
 static inline void look_ahead_at(Ahead *ahead, const void *array) {
     if (array) ahead->arrays[ahead->count++] = array;
 }

@@ -56,28 +56,32 @@ ALWAYS void outer_chunk(
     }
 }
 
-#define AT(list) (list[t] + at)
-#define INNER(kind, starting, noisy, mean) \
+#define AT(list, place) (list[t] + (place))
+#define INNER(kind, starting, noisy, mean, from, count) \
     inner_chunk( \
-        kind, starting, noisy, mean, n, rule, AT(x), AT(w), mean ? AT(mu) : 0, kind ? AT(v) : 0, AT(g), z \
+        kind, starting, noisy, mean, count, rule, AT(x, from), AT(w, from), mean ? AT(mu, from) : 0, \
+        kind ? AT(v, from) : 0, AT(g, from), z \
     )
-#define INNER_MEAN(kind, starting, noisy) \
+#define INNER_MEAN(kind, starting, noisy, from, count) \
     do { \
-        if (mu) INNER(kind, starting, noisy, 1); \
-        else INNER(kind, starting, noisy, 0); \
+        if (mu) INNER(kind, starting, noisy, 1, from, count); \
+        else INNER(kind, starting, noisy, 0, from, count); \
     } while (0)
-#define INNER_KIND(kind) \
+#define INNER_START(kind, noisy, from, count) \
     do { \
-        if (rule->starting) \
-            if (noise) INNER_MEAN(kind, 1, 1); \
-            else INNER_MEAN(kind, 1, 0); \
-        else if (noise) INNER_MEAN(kind, 0, 1); \
-        else INNER_MEAN(kind, 0, 0); \
+        if (rule->starting) INNER_MEAN(kind, 1, noisy, from, count); \
+        else INNER_MEAN(kind, 0, noisy, from, count); \
+    } while (0)
+#define INNER_KIND(noisy, from, count) \
+    do { \
+        if (kind == PLAIN) INNER_START(PLAIN, noisy, from, count); \
+        else if (kind == MOMENTUM) INNER_START(MOMENTUM, noisy, from, count); \
+        else INNER_START(NESTEROV, noisy, from, count); \
     } while (0)
 #define OUTER(kind) \
     do { \
-        if (mu) outer_chunk(kind, 1, n, rule, AT(x), AT(w), AT(mu), kind ? AT(v) : 0); \
-        else outer_chunk(kind, 0, n, rule, AT(x), AT(w), 0, kind ? AT(v) : 0); \
+        if (mu) outer_chunk(kind, 1, n, rule, AT(x, at), AT(w, at), AT(mu, at), kind ? AT(v, at) : 0); \
+        else outer_chunk(kind, 0, n, rule, AT(x, at), AT(w, at), 0, kind ? AT(v, at) : 0); \
     } while (0)
 
 /* Chunks `from` to `to` of all chunks of all tensors. Without gradients it is the outer step, without a stream there is
@@ -92,16 +96,17 @@ static void work(
     if (noise) reader = reader_of(noise);
     for (Walk walk = walk_of(from, to, sizes); next_chunk(&walk, sizes);) {
         const int64_t t = walk.tensor, at = walk.at, n = walk.n;
-        if (noise) {
-            Ahead ahead = {.bytes = n * (int64_t)sizeof(REAL)};
-            const REAL *arrays[] = {AT(x), AT(w), mu ? AT(mu) : 0, kind ? AT(v) : 0, g ? AT(g) : 0};
+        if (g && noise) {
+            Ahead ahead = ahead_of(n, BEFOREHAND);
+            const REAL *arrays[] = {AT(x, at), AT(w, at), mu ? AT(mu, at) : 0, kind ? AT(v, at) : 0, AT(g, at)};
             for (int k = 0; k < 5; k++) look_ahead_at(&ahead, arrays[k]);
-            draw(&reader, noise, places[t] + at, n, z, &ahead);
-        }
-        if (g) {
-            if (kind == PLAIN) INNER_KIND(PLAIN);
-            else if (kind == MOMENTUM) INNER_KIND(MOMENTUM);
-            else INNER_KIND(NESTEROV);
+            for (int64_t here = at, some; here < at + n; here += some) {
+                some = numbers_at(places[t] + here, at + n - here);
+                draw(&reader, noise, places[t] + here, some, z, &ahead);
+                INNER_KIND(1, here, some);
+            }
+        } else if (g) {
+            INNER_KIND(0, at, n);
         } else {
             if (kind == PLAIN) OUTER(PLAIN);
             else if (kind == MOMENTUM) OUTER(MOMENTUM);

@@ -40,7 +40,7 @@ __all__ = ["KernelError", "Source", "compile_kernel", "is_aligned", "kernel_is_t
 REAL = {torch.float32: "float", torch.float64: "double"}
 
 #: What is compiled into one library; headers are only included.
-SOURCES = ("chunks.h", "noise.h", "noise.c", "entropy_sgd.c", "adamw.c", "committee.c")
+SOURCES = ("chunks.h", "stream.h", "lanes.h", "noise.h", "noise.c", "entropy_sgd.c", "adamw.c", "committee.c")
 
 #: The arithmetic stays that of the source but for fused multiplications and additions, and nobody waits for exceptions.
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno", "-fPIC"]

@@ -14,14 +14,17 @@ void multiply(
         Reader reader = reader_of(noise);
         for (int64_t chunk = part * chunks / threads; chunk < (part + 1) * chunks / threads; chunk++) {
             const int64_t at = chunk * CHUNK, n = count - at < CHUNK ? count - at : CHUNK;
-            Ahead ahead = {.bytes = n * (int64_t)sizeof(REAL)};
+            Ahead ahead = ahead_of(n, BEFOREHAND);
             look_ahead_at(&ahead, out + at);
             look_ahead_at(&ahead, w ? w + at : 0);
-            draw(&reader, noise, place + at, n, z, &ahead);
-            if (w)
-                for (int64_t i = 0; i < n; i++) out[at + i] = z[i] * w[at + i];
-            else
-                for (int64_t i = 0; i < n; i++) out[at + i] = z[i];
+            for (int64_t here = at, some; here < at + n; here += some) {
+                some = numbers_at(place + here, at + n - here);
+                draw(&reader, noise, place + here, some, z, &ahead);
+                if (w)
+                    for (int64_t i = 0; i < some; i++) out[here + i] = z[i] * w[here + i];
+                else
+                    for (int64_t i = 0; i < some; i++) out[here + i] = z[i];
+            }
         }
     }
 }

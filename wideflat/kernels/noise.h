@@ -1,24 +1,8 @@
-/* Gaussian noise as a function of (seed, step, place): that of wideflat/kernels/noise.py, number by number.
- *
- * 16 random bits choose one of 65536 equally likely parts of the normal distribution. They come from PCG64DXSM, a 128-bit
- * congruential generator, which can jump to any place. In the outermost parts further bits, which come from SplitMix64 at
- * the number's own place, choose a finer part: see `tail`.
- *
- * The files of this folder are compiled with REAL = float or double (wideflat/kernels/library.py).
- */
+/* Numbers of the stream in rising order of their places, as many at a time as the processor likes. */
 #ifndef WIDEFLAT_NOISE_H
 #define WIDEFLAT_NOISE_H
 
-#include "chunks.h"
-
-typedef unsigned __int128 u128;
-
-#define MULTIPLIER 0xda942042e4dd58b5ULL
-
-/* Parts on each side that are cut more finely, how many bits cut them at a time, and how often. */
-#define TAIL_PARTS 128
-#define TAIL_BITS 4
-#define TAIL_LEVELS 12
+#include "lanes.h"
 
 /* Numbers that are asked at a time whether one of them is in a tail. */
 #define GROUP 8
@@ -34,42 +18,27 @@ typedef unsigned __int128 u128;
 #define LINES_WITH_WORDS 2
 #define LINES_WITH_NUMBERS 3
 
-/* What the noise of one step is made from. */
-typedef struct {
-    uint64_t origin_high, origin_low, increment_high, increment_low; /* of the generator */
-    uint64_t first_high, first_low;                                  /* the word that place 0 of this step uses */
-    const float *quantiles; /* the upper half of the table: the other one has opposite signs */
-    uint64_t tail_key;      /* of SplitMix64 for this step */
-    const float *tails;     /* TAIL_LEVELS tables of TAIL_PARTS << TAIL_BITS numbers, the largest first */
-} NoiseStream;
-
 /* Where in the stream one thread is. */
 typedef struct {
     u128 state, increment;
     int64_t next;  /* the word that `state` gives */
     uint64_t word; /* the one before it */
     u128 half_factor, half_added; /* of a jump by HALF words */
+#ifdef BLOCK
+    Lanes lanes;
+#endif
 } Reader;
-
-/* What a state is multiplied with, and what is added to it, to jump that many words. */
-static inline void jump_of(u128 increment, u128 distance, u128 *factor, u128 *added) {
-    u128 multiplier = MULTIPLIER;
-    *factor = 1;
-    *added = 0;
-    for (; distance; distance >>= 1) {
-        if (distance & 1) {
-            *factor *= multiplier;
-            *added = *added * multiplier + increment;
-        }
-        increment *= multiplier + 1;
-        multiplier *= multiplier;
-    }
-}
 
 static inline void jump(Reader *reader, u128 distance) {
     u128 factor, added;
     jump_of(reader->increment, distance, &factor, &added);
     reader->state = reader->state * factor + added;
+}
+
+static inline void go_to(Reader *reader, int64_t word) {
+    if (word == reader->next) return;
+    jump(reader, (u128)(word - reader->next));
+    reader->next = word;
 }
 
 static inline Reader reader_of(const NoiseStream *stream) {
@@ -80,15 +49,10 @@ static inline Reader reader_of(const NoiseStream *stream) {
     };
     jump(&reader, (u128)stream->first_high << 64 | stream->first_low);
     jump_of(reader.increment, HALF, &reader.half_factor, &reader.half_added);
+#ifdef BLOCK
+    reader.lanes = lanes_of(reader.increment);
+#endif
     return reader;
-}
-
-static inline uint64_t word_of(u128 state) {
-    uint64_t high = state >> 64, low = (uint64_t)state | 1;
-    high ^= high >> 32;
-    high *= MULTIPLIER;
-    high ^= high >> 48;
-    return high * low;
 }
 
 static inline uint64_t next_word(Reader *reader) {
@@ -122,24 +86,6 @@ static inline void look_up(const float *upper, const uint16_t *parts, int64_t co
     for (int64_t i = 0; i < count; i++) out[i] = parts[i] >> 15 ? out[i] : -out[i];
 }
 
-static inline int is_outermost(uint16_t bits) { return (uint16_t)(bits + TAIL_PARTS) < 2 * TAIL_PARTS; }
-
-/* The number of an outermost part. Parts are counted from the outside; as long as it is one of the first TAIL_PARTS, it is
- * cut into 2^TAIL_BITS. So the parts are small against what lies beyond them, however far out. */
-static __attribute__((noinline)) float tail(const NoiseStream *stream, uint64_t place, uint16_t bits) {
-    uint64_t more = stream->tail_key + (place + 1) * 0x9e3779b97f4a7c15ULL; /* SplitMix64 */
-    more = (more ^ more >> 30) * 0xbf58476d1ce4e5b9ULL;
-    more = (more ^ more >> 27) * 0x94d049bb133111ebULL;
-    more ^= more >> 31;
-    const int upper = bits >> 15;
-    const float *table = stream->tails;
-    uint32_t part = upper ? 65535 - bits : bits;
-    for (int level = 0;; level++, more >>= TAIL_BITS, table += TAIL_PARTS << TAIL_BITS) {
-        part = part << TAIL_BITS | (more & ((1 << TAIL_BITS) - 1));
-        if (part >= TAIL_PARTS || level == TAIL_LEVELS - 1) return upper ? table[part] : -table[part];
-    }
-}
-
 /* Which of whole groups of numbers are in a tail, and how many: few are, and few groups have one. */
 static __attribute__((noinline)) int64_t outermost_of(const uint16_t *parts, int64_t count, uint16_t *met) {
     uint8_t are[CHUNK + GROUP];
@@ -153,6 +99,35 @@ static __attribute__((noinline)) int64_t outermost_of(const uint16_t *parts, int
     return many;
 }
 
+#ifdef BLOCK
+/* The numbers of a block, which begins with a word of its own. */
+ALWAYS_INLINE void draw_block(Reader *reader, const NoiseStream *stream, int64_t place, float *out, Ahead *ahead) {
+    __m512i bits[2];
+    fetch(ahead, BLOCK * sizeof(REAL) / LINE);
+    go_to(reader, place / 4);
+    uint64_t met = next_bits(&reader->lanes, &reader->state, reader->next, bits);
+    reader->next += LANES;
+    look_up_block(stream->quantiles, bits, out);
+    if (!met) return;
+    uint16_t parts[BLOCK];
+    for (int half = 0; half < 2; half++) _mm512_storeu_si512(parts + BLOCK / 2 * half, bits[half]);
+    for (; met; met &= met - 1) {
+        const int i = __builtin_ctzll(met);
+        out[i] = tail(stream, place + i, parts[i]);
+    }
+}
+#endif
+
+/* How many of `left` numbers from `place` on are best drawn at a time: a block, or what comes before or after one. */
+static inline int64_t numbers_at(int64_t place, int64_t left) {
+#ifdef BLOCK
+    const int64_t before = (4 - place % 4) % 4;
+    if (left - before >= BLOCK) return before ? before : BLOCK;
+#endif
+    (void)place;
+    return left;
+}
+
 /* The numbers of at most a chunk of places from `place` on; four of them share a word. Those of one reader are asked for
  * in rising order. First all bits, then all numbers: that keeps the processor's two sides busy. Meanwhile memory comes. */
 static inline void draw(
@@ -164,13 +139,15 @@ static inline void draw(
     } bits;
     const int64_t first = place / 4, skip = place % 4, words = (skip + count + 3) / 4;
     int64_t at = 0;
-    fetch(ahead, LINES_AT_FIRST);
-    if (first < reader->next) { /* the last word was not used up */
-        bits.words[at++] = reader->word;
-    } else if (first > reader->next) {
-        jump(reader, (u128)(first - reader->next));
-        reader->next = first;
+#ifdef BLOCK
+    if (!skip && count == BLOCK) {
+        draw_block(reader, stream, place, out, ahead);
+        return;
     }
+#endif
+    fetch(ahead, LINES_AT_FIRST);
+    if (first < reader->next) bits.words[at++] = reader->word; /* the last word was not used up */
+    else go_to(reader, first);
     if (words - at >= WORDS) {
         next_words(reader, bits.words + at, ahead);
         at += WORDS;
