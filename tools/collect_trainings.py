@@ -4,7 +4,7 @@
 
 A run is a folder named WAY-seedN. Its configuration, metrics, local energy and record of the network are kept, its
 weights are not. Without runs only the table is written, from what is there: one line a way, its errors by seed, mean
-and standard deviation, the local energy (mean over seeds), and the difference to SGD with the 95 % interval of Welch's t.
+and standard deviation, the local energy (mean over seeds), and the difference to SGD with Welch's 95 % interval.
 """
 
 from __future__ import annotations

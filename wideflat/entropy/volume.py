@@ -20,6 +20,7 @@ FLAGS: dict[str, str] = {
     "accept": "too few trajectories are accepted: more burn-in, so that the step can adapt",
     "points": "independent points say otherwise: wells that chains hardly go between; more samples and chains",
     "mixing": "the chains hardly move, or are in places of other curvature: more samples and chains",
+    "wells": "descents from random points end in a deeper well that no chain has met: more chains",
     "cap": "trajectories are cut short: sigma or beta is too large for the longest allowed",
     "bounds": "the value lies outside its own bounds: not in equilibrium",
     "quadrature": "lambda bends too much between the nodes: target_stderr adds some",

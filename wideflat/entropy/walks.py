@@ -6,6 +6,7 @@
     R chains down from beta, started at the weights      12 + 18 trajectories a node, three times the burn-in at first
     R chains up from beta_low, started from N(0, 1)      12 + 18 trajectories a node
     up to 1,024 points where a few of 128 count at beta  a second opinion (:mod:`wideflat.entropy.second_opinion`)
+    up to 64 descents from random points                 wells that no chain has met (:mod:`wideflat.entropy.descents`)
 
 Where the error of the rule makes the value useless there are twice as many nodes. With ``target_stderr`` it goes on in
 rounds. A round does what lowers the error most: more points, twice as many nodes where the error of the rule dominates,
@@ -25,8 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from wideflat.checks import flag, number, whole
+from wideflat.entropy.descents import DEEPER, Descent, descend, most_gradients
+from wideflat.entropy.descents import MOST as MOST_DESCENTS
 from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, in_float64, normal, start
 from wideflat.entropy.integration import bracket, integrate
 from wideflat.entropy.second_opinion import MOST_ASKED, Opinion, more_points, outlying, worth_asking
@@ -118,6 +122,7 @@ class Walk:
         self.tick = tick or (lambda what: None)
         self.values: list[float] = []
         self.finished: dict[str, tuple[Trace, ...]] = {}
+        self.descents: dict[str, tuple[float, int]] = {}  # U at the end of each, and its gradients
         self.running: tuple[str, Chain] | None = None
         self._pending: tuple[str, dict[str, Any]] | None = None
         self.forecast: Callable[[Grid | None], None] = lambda grid: None
@@ -130,6 +135,7 @@ class Walk:
         return {
             "values": list(self.values),
             "finished": {name: [trace.saved() for trace in traces] for name, traces in self.finished.items()},
+            "descents": dict(self.descents),
             "running": None if running is None else list(running),
         }
 
@@ -137,6 +143,7 @@ class Walk:
         """Go on from what ``saved`` described."""
         self.values = [float(value) for value in record["values"]]
         self.finished = {name: tuple(Trace(**trace) for trace in traces) for name, traces in record["finished"].items()}
+        self.descents = {name: (float(u), int(used)) for name, (u, used) in record.get("descents", {}).items()}
         self._pending = None if record["running"] is None else tuple(record["running"])
 
     # ---- the way
@@ -167,6 +174,8 @@ class Walk:
             else:
                 break
             found = self._integrate(prior, grid, sides)
+        if self._ends:
+            self._look_for_wells(found, sides)
         return found
 
     @property
@@ -204,6 +213,55 @@ class Walk:
                 return found
             more = math.ceil(len(prior.values) * min(4.0, max(1.1, (found.stderr / target) ** 2)))
             prior = self._more_points(prior, more)
+
+    # ---- wells that no chain has met
+
+    def _look_for_wells(self, found: Integration, sides: dict[str, list[_Traces]]) -> None:
+        """Descents from random points against those from the chains; a deeper well that lasts is refused."""
+        tops = [traces[Fraction(1)] for chains in sides.values() for traces in chains]
+        step = min(trace.step for trace in tops) ** 2
+        low, used, most = (math.inf, 0), 0, most_gradients(found.gradients, self.energy.size)
+        for k in range(MOST_DESCENTS):
+            low = min(low, (self._descent(f"random {k}", k, step), k))
+            used += self.descents[f"random {k}"][1]
+            if used >= most:
+                break
+        places = [*(trace.end for trace in tops), torch.zeros(self.energy.size, dtype=self.energy.dtype)]
+        met = math.inf
+        for k, place in enumerate(places):
+            met = min(met, self._descent(f"met {k}", place, step))
+            if met <= low[0] + DEEPER:
+                break
+        else:
+            self._stay(found, low[1], step, met, float(np.mean([trace.values for trace in tops])))
+        found.gradients += sum(count for _, count in self.descents.values())
+
+    def _stay(self, found: Integration, best: int, step: float, met: float, mean: float) -> None:
+        """Whether a chain from that descent stays below what the others have met."""
+        begin = lambda plan: start(plan, self.energy, self._descended(best, step).xi, math.sqrt(step))  # noqa: E731
+        burn, keep = (2 * self.effort.burn, 0, 0, 0), (max(4, self.effort.samples // 3),) * 4
+        traces = self._chain("lowest", (self.beta,) * 4, burn, begin, keep)
+        found.gradients += sum(trace.gradients for trace in traces)
+        deeper = min(met - self._descent(f"lowest {k}", trace.end, step) for k, trace in enumerate(traces))
+        below = self.beta * (mean - float(np.mean([trace.values for trace in traces])))
+        if deeper > DEEPER and below > 0:
+            found.flags["wells"] = f"{deeper:.3g} deeper, beta V lower by {below:.3g}"
+
+    def _descent(self, name: str, begin: int | Tensor | None, step: float) -> float:
+        """U at the end of the descent of this name: as it was seen, or walked now."""
+        if name not in self.descents:
+            found = self._descended(begin, step)
+            self.descents[name] = found.potential, found.gradients
+            self.tick("descent")
+        return self.descents[name][0]
+
+    def _descended(self, begin: int | Tensor | None, step: float) -> Descent:
+        """The descent from a place, or from a random point by its number."""
+        assert begin is not None
+        if isinstance(begin, int):
+            seed = derive_seed(self.effort.seed, "descent", repr(self.sigma), begin)
+            begin = normal(self.energy, torch.Generator().manual_seed(seed))
+        return descend(self.energy, self.beta, begin.to(self.energy.device), step)
 
     def _integrate(self, prior: Prior, grid: Grid, sides: dict[str, list[_Traces]]) -> Integration:
         up, down = ([list(traces.values()) for traces in sides[name]] for name in ("up", "down"))
