@@ -89,6 +89,8 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
         raise TypeError(f"{wanted}, got {shown(value)}")
     try:
         plain = operator.index(value)
+        if isinstance(plain, bool):  # of a tensor of truth values
+            raise TypeError
     except Exception:  # a tensor that is no whole number, or has no content; something of the user's that fails
         raise TypeError(f"{wanted}, got {shown(value)}") from None
     if plain < least:
@@ -301,15 +303,26 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
         if isinstance(value, range) and len(value) > MOST:
             raise ValueError(f"{name} must be a tensor, got {shown(value)}")
         try:
-            tensor = torch.as_tensor(np.asarray(value))
+            tensor = torch.as_tensor(_shareable(np.asarray(value)))
         except Exception:  # whatever it is that NumPy asks the elements for
             raise TypeError(f"{name} must be a tensor of numbers, got {shown(value)}") from None
-    if tensor.is_complex() or tensor.is_meta or tensor.layout is not torch.strided:
-        what = "complex" if tensor.is_complex() else "without content" if tensor.is_meta else "sparse"
+    odd = {"complex": tensor.is_complex(), "without content": tensor.is_meta, "quantized": tensor.is_quantized}
+    odd["sparse"] = tensor.layout is not torch.strided
+    if any(odd.values()):
+        what = next(name for name, holds in odd.items() if holds)
         raise TypeError(f"{name} must be a dense tensor of real numbers, got a {what} one")
     if dimensions is not None and tensor.dim() not in dimensions:
         raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions, got {shown(tensor)}")
     return tensor
+
+
+def _shareable(array: np.ndarray) -> np.ndarray:
+    """An array as torch takes it: in the machine's order of bytes and not backwards; and written to by no one else."""
+    if array.dtype.kind in "biuf" and not (
+        array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)
+    ):
+        return array.astype(array.dtype.newbyteorder("="))
+    return array
 
 
 def warn_user(message: str) -> None:

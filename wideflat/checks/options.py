@@ -17,6 +17,8 @@ from wideflat.checks.records import array
 
 __all__ = ["bounded", "check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
 
+#: Stronger pulls, times a period, are no numbers of float32.
+STRONGEST = 1e28
 #: No network has more parameters, each of which is a tensor.
 MOST_PARAMS = 10**6
 
@@ -49,7 +51,7 @@ def strength(name: str, value: Any) -> Any:
     plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested
     if plain and value.is_floating_point() and value.numel() == 1:
         return value
-    return number(name, value)
+    return number(name, number(name, value), -STRONGEST, STRONGEST)
 
 
 def value_of(name: str, value: Any) -> float:
@@ -155,6 +157,7 @@ _KINDS: dict[str, Callable[[str, Any], Any]] = {
     "str": lambda name, value: instance(name, value, str, "a text"),
     "dict": lambda name, value: instance(name, value, Mapping, "a dictionary"),  # type: ignore[type-abstract]
     "list": lambda name, value: instance(name, value, list),
+    "list[float]": lambda name, value: [value_of(f"an entry of {name}", each) for each in instance(name, value, list)],
 }
 
 
@@ -174,6 +177,7 @@ def check_fields(record: Any) -> None:
     """
     for field in dataclasses.fields(record):
         value, kind = getattr(record, field.name), str(field.type)
-        check = _KINDS.get(kind.removesuffix(" | None").partition("[")[0])
+        kind_of_it = kind.removesuffix(" | None")
+        check = _KINDS.get(kind_of_it) or _KINDS.get(kind_of_it.partition("[")[0])
         if check is not None and not (value is None and (kind.endswith("None") or field.default is None)):
             setattr(record, field.name, check(field.name, value))
