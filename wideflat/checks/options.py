@@ -135,7 +135,10 @@ def bounded(params: Any) -> Any:
     """
     if not isinstance(params, Iterator):
         return params
-    found = list(itertools.islice(params, MOST_PARAMS + 1))
+    try:
+        found = list(itertools.islice(params, MOST_PARAMS + 1))
+    except Exception as error:  # of the user's
+        raise TypeError(f"params cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
     if len(found) > MOST_PARAMS:
         raise ValueError(f"params must be at most {MOST_PARAMS} parameters or groups, got an iterator of more")
     return found
@@ -147,15 +150,22 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     return array(name, value)
 
 
+def _integral(name: str, value: Any) -> int:
+    plain = number(name, value)
+    if not plain.is_integer():
+        raise ValueError(f"{name} must be a whole number, got {plain:g}")
+    return int(plain)
+
+
 #: What the fields of a record are asked for, by the word with which their annotation begins.
 _KINDS: dict[str, Callable[[str, Any], Any]] = {
     "np.ndarray": _numeric,
     "Tensor": lambda name, value: real_tensor(name, instance(name, value, Tensor)),
     "float": value_of,
-    "int": lambda name, value: value if isinstance(value, int) else int(number(name, value)),
+    "int": lambda name, value: value if isinstance(value, int) else _integral(name, value),
     "bool": flag,
     "str": lambda name, value: instance(name, value, str, "a text"),
-    "dict": lambda name, value: instance(name, value, Mapping, "a dictionary"),  # type: ignore[type-abstract]
+    "dict": lambda name, value: instance(name, value, Mapping, "a dictionary"),
     "list": lambda name, value: instance(name, value, list),
     "list[float]": lambda name, value: [value_of(f"an entry of {name}", each) for each in instance(name, value, list)],
 }

@@ -52,8 +52,8 @@ def reading(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError:
-        raise
+    except ValueError as error:
+        raise ValueError(f"this is not a whole {what.removeprefix('a ')}: {error}") from error
     except (LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error!s:.200}"
         what = what.removeprefix("a ")

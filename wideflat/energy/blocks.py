@@ -101,7 +101,7 @@ class Blocks:
         else:
             raise TypeError(
                 "data must be tensors (inputs, targets), a data set, a DataLoader or an iterable of batches; "
-                f"got {type(data).__name__} {data!r:.40}"
+                f"got {shown(data)}"
             )
         if total == 0:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
