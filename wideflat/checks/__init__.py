@@ -134,7 +134,8 @@ def numbers_of(name: str, value: Any, least: float = -math.inf, *, above: float 
     TypeError: sigmas must be a finite number, got 'a'
     """
     if isinstance(value, (Tensor, np.ndarray)):
-        values = [value] if value.ndim == 0 else list(real_tensor(name, value, (1,)))
+        one = value.ndim == 0 or len(value) > MOST_NUMBERS
+        values = [value] if one else list(real_tensor(name, value, (1,)))
     else:
         values = [value] if isinstance(value, numbers.Real) else elements(name, value, "a sequence of numbers")
     if not values:

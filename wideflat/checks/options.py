@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import flag, instance, number, real_tensor, shown
+from wideflat.checks import LARGEST, flag, instance, number, real_tensor, shown
 from wideflat.checks.records import array
 
 __all__ = ["bounded", "check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
 
-#: Stronger pulls, times a period, are no numbers of float32.
-STRONGEST = 1e28
 #: No network has more parameters, each of which is a tensor.
 MOST_PARAMS = 10**6
 
@@ -51,7 +49,7 @@ def strength(name: str, value: Any) -> Any:
     plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested
     if plain and value.is_floating_point() and value.numel() == 1:
         return value
-    return number(name, number(name, value), -STRONGEST, STRONGEST)
+    return number(name, number(name, value), -LARGEST, LARGEST)
 
 
 def value_of(name: str, value: Any) -> float:
