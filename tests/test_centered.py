@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import wideflat
 from wideflat.centered import adopt_state, step_quietly
-from wideflat.checks import check_parameter
+from wideflat.checks.parameters import check_parameter
 
 
 def test_a_quiet_step_is_the_step_without_the_hooks_on_all_optimizers():

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from wideflat.checks import function, instance, network, shown, whole
+from wideflat.checks.calls import called
 from wideflat.kernels.float64 import has_float64
 
 __all__ = ["refresh_batch_norm"]
@@ -180,7 +181,7 @@ def _forward(model: nn.Module, batch: Any) -> object:
     if device is None:
         device = next(model.buffers()).device
     if isinstance(batch, Tensor):
-        return model(batch.to(device))
+        return called("the network", model, batch.to(device))
     if isinstance(batch, Mapping):
         named = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
         try:

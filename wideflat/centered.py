@@ -65,6 +65,8 @@ class Centered(Optimizer):
             raise ValueError(f"inner_state must be 'keep' or 'restart', got {shown(inner_state)}")
         self.inner_state = inner_state
         self.state_dtype, self.state_device = dtype("state_dtype", state_dtype), device("state_device", state_device)
+        if self.state_device is not None and self.state_device.type == "meta":
+            raise ValueError('state_device must be a device that holds numbers, got "meta"')
         self.inner = []
         self._centers: dict[Tensor, Tensor] = {}
         self._initial: list[dict[Tensor, Any]] = []

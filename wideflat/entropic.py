@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered
-from wideflat.checks import check_parameters, maker, number, shown
+from wideflat.checks import maker, number, shown
 from wideflat.checks.family import check_cycle, refuse_differentiable
 from wideflat.checks.options import param_group as checked_group
 from wideflat.checks.options import strength
+from wideflat.checks.parameters import check_parameters
 from wideflat.cycles import Cycles
 from wideflat.kernels.branchless import Lists, Outer, Real
 from wideflat.kernels.foreach import pull_back

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
-from wideflat.checks import check_parameters, choice, flag, maker, optimizer, warn_of_low_lr
+from wideflat.checks import choice, flag, maker, optimizer, warn_of_low_lr
 from wideflat.checks.family import check_entropy_sgd, refuse_differentiable, warn_of_adam
 from wideflat.checks.options import bounded
 from wideflat.checks.options import param_group as checked_group
+from wideflat.checks.parameters import check_parameters
 from wideflat.cycles import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.branchless import Lists, Outer, Real, sgd_

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wideflat.checks import shown, warn_user
+from wideflat.checks.options import text
 
 __all__ = ["NotebookBar", "Result", "axes_or_new", "new_axes", "plot", "settings_shown"]
 
@@ -140,9 +141,9 @@ def plot(*results: Any, labels: Sequence[str] | None = None, ax: Any = None, **n
     """
     if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
         raise TypeError(f"labels must be a sequence of names, got {shown(labels)}")
-    names = list(labels) if labels is not None else [str(number) for number in range(1, len(results) + 1)]
-    if len(names) != len(results):
-        raise ValueError(f"labels must name each of the {len(results)} results, got {len(names)}: {shown(names)}")
+    if labels is not None and len(labels) != len(results):
+        raise ValueError(f"labels must name each of the {len(results)} results, got {shown(labels)}")
+    names = [str(text("a label", each)) for each in labels or range(1, len(results) + 1)]
     drawn = dict(zip(names, results, strict=True)) | named
     if not drawn or len(drawn) != len(names) + len(named):
         raise ValueError("plot needs at least one result, and every one a label of its own")

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from wideflat.centered import warn_off_center
 from wideflat.checks import choice, flag, function, instance, network, shown, whole
+from wideflat.checks.calls import called
 from wideflat.distributed.group import InProcess, set_to_mean
 from wideflat.kernels.shards import is_sharded
 from wideflat.replica_batches import ReplicaBatches
@@ -142,7 +143,8 @@ class Replicas(nn.Module):
                 self._fails_to_vectorize = True
                 reason = str(error).splitlines()[0]
                 warnings.warn(f"replicas run one after the other, vmap cannot run this network: {reason}", stacklevel=2)
-        return torch.stack([model(batch) for model, batch in zip(self.models, batches, strict=True)])
+        answers = [called("the network", model, batch) for model, batch in zip(self.models, batches, strict=True)]
+        return torch.stack(answers)
 
     def _may_vectorize(self) -> bool:
         if self._fails_to_vectorize or len(self.models) == 1 or next(self.parameters()).device.type == "cpu":
@@ -189,11 +191,14 @@ class Replicas(nn.Module):
         if (count := _count(batches)) != len(self.models):
             raise ValueError(f"expected a mini-batch for each of the {len(self.models)} replicas, got {count}")
         if isinstance(batches[0], Mapping):
-            return torch.stack([_own_loss(m(**batch)) for m, batch in zip(self.models, batches, strict=True)]).sum()
+            pairs = zip(self.models, batches, strict=True)
+            losses = [_own_loss(called("the network", model, **_named(batch))) for model, batch in pairs]
+            return torch.stack(losses).sum()
         if not all(isinstance(batch, (tuple, list)) and len(batch) == 2 for batch in batches):
             raise TypeError(f"a mini-batch must be a pair of inputs and targets, or a mapping, got {shown(batches[0])}")
         outputs = self([inputs for inputs, _ in batches])
-        losses = [criterion(out, target, **settings) for out, (_, target) in zip(outputs, batches, strict=True)]
+        pairs = zip(outputs, (target for _, target in batches), strict=True)
+        losses = [called("criterion", criterion, out, target, **settings) for out, target in pairs]
         return torch.stack(losses).sum()
 
     def ensemble(self, inputs: Tensor | Mapping[str, Any]) -> Tensor:
@@ -212,14 +217,13 @@ class Replicas(nn.Module):
             True
         """
         if isinstance(inputs, Mapping):
-            for name in inputs:
-                instance("the name of an input", name, str)
-            outputs = torch.stack([_logits(model(**inputs)) for model in self.models])
+            named = _named(inputs)
+            outputs = torch.stack([_logits(called("the network", model, **named)) for model in self.models])
         elif self.vectorize is True or (self.vectorize == "auto" and self._may_vectorize()):
             outputs = _logits(self(inputs.expand(len(self.models), *inputs.shape)))
         else:
             inputs = instance("inputs", inputs, Tensor, "a tensor, or a mapping of what the networks take")
-            outputs = torch.stack([_logits(model(inputs)) for model in self.models])
+            outputs = torch.stack([_logits(called("the network", model, inputs)) for model in self.models])
         if outputs.dim() < 3 or (outputs.dim() == 3 and outputs.shape[-1] == 1):
             raise ValueError(
                 f"ensemble() needs the outputs of several classes, and each network has one output an example (shape "
@@ -296,6 +300,12 @@ def _share_frozen(other: nn.Module, first: nn.Module) -> None:
                     "or seed it)"
                 )
             setattr(module, name, shared)
+
+
+def _named(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in inputs:
+        instance("the name of an input", name, str)
+    return inputs
 
 
 def _logits(result: Any) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from wideflat.centered import warn_off_center
-from wideflat.checks import choice, number, numbers_of, warn_user, whole
+from wideflat.checks import LARGEST, choice, number, numbers_of, warn_user, whole
 from wideflat.checks import optimizer as checked_optimizer
 from wideflat.checks.options import strength
 from wideflat.checks.records import reading
@@ -143,7 +143,7 @@ class ReplicaCoupling:
 
     def _attract(self) -> None:
         """One interaction, of strength K gamma."""
-        strength = self.period * float(self.gamma)
+        strength = min(self.period * float(self.gamma), LARGEST)  # float32 has none beyond; it diverges all the same
         if not strength or self.group.num_replicas == 1:
             self._warn_if_apart()
             return

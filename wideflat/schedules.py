@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from wideflat.checks import flag, instance, number
+
 __all__ = ["Schedule"]
 
 
@@ -48,27 +50,34 @@ class Schedule:
     decay_every: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.epochs > 0:
-            raise ValueError(f"epochs must be > 0, got {self.epochs}")
-        if not self.decay_every > 0:
-            raise ValueError(f"decay_every must be > 0, got {self.decay_every}")
+        number("epochs", self.epochs, above=0)
+        number("decay_every", self.decay_every, above=0)
+        for name in ("drop_factor", "warmup_epochs", "warmup_factor", "decay"):
+            number(name, getattr(self, name), 0)
+        flag("cosine", self.cosine)
+        for drop in instance("drops", self.drops, (list, tuple), "a sequence of epochs"):
+            number("an epoch of drops", drop)
         if any(later < earlier for earlier, later in zip(self.drops, self.drops[1:], strict=False)):
             raise ValueError(f"drops must be in increasing order, got {self.drops}")
 
     def __call__(self, tau: float) -> float:
         """The factor at epoch ``tau``."""
-        factor = self.drop_factor ** sum(drop <= tau for drop in self.drops)
-        if tau < self.warmup_epochs:
-            factor *= self.warmup_factor
-        if self.cosine:
-            factor *= 0.5 * (1 + math.cos(math.pi * min(tau / self.epochs, 1.0)))
-        if self.decay != 1:
-            factor *= self.decay ** math.floor(tau / self.decay_every)
+        tau = number("tau", tau)
+        try:
+            factor = self.drop_factor ** sum(drop <= tau for drop in self.drops)
+            if tau < self.warmup_epochs:
+                factor *= self.warmup_factor
+            if self.cosine:
+                factor *= 0.5 * (1 + math.cos(math.pi * min(tau / self.epochs, 1.0)))
+            if self.decay != 1:
+                factor *= self.decay ** math.floor(tau / self.decay_every)
+        except ArithmeticError as error:
+            raise ValueError(f"there is no finite learning rate at epoch {tau:g} ({self}): {error}") from error
         return factor
 
     def rescaled(self, epochs: float) -> Schedule:
         """The same schedule over another number of epochs: all its times are scaled."""
-        if epochs == self.epochs:
+        if number("epochs", epochs, above=0) == self.epochs:
             return self
         scale = epochs / self.epochs
         return dataclasses.replace(

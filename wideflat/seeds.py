@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from wideflat.checks import shown
+
 __all__ = ["as_seed", "derive_seed"]
 
 
@@ -34,6 +36,9 @@ def as_seed(seed: Any) -> int:
     TypeError: seed must be a whole number, got inf
     """
     try:
-        return int(seed)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor without content
-        raise TypeError(f"seed must be a whole number, got {seed!r:.60}") from None
+        plain = int(seed)
+    except Exception:  # it is none, or has no content, or is of the user's own kind, which fails
+        raise TypeError(f"seed must be a whole number, got {shown(seed)}") from None
+    if isinstance(seed, float) and plain != seed:
+        raise TypeError(f"seed must be a whole number, got {shown(seed)}")
+    return plain

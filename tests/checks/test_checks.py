@@ -11,7 +11,7 @@ from torch import nn
 
 import wideflat
 from wideflat import checks
-from wideflat.checks import check_parameters
+from wideflat.checks.parameters import check_parameters
 
 _spec = importlib.util.spec_from_file_location("rubbish", Path(__file__).parent.parent / "fuzz" / "rubbish.py")
 _module = importlib.util.module_from_spec(_spec)

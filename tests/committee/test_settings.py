@@ -28,12 +28,15 @@ def test_schedules_grow_by_the_epoch_and_stop_at_their_limit():
     [
         ({"hidden": 8}, "odd"),
         ({"algorithm": "adam"}, 'algorithm must be "sgd", "rsgd" or "esgd"'),
-        ({"stop": "distance"}, "stop must be one of"),
-        ({"lr": 0.0}, "lr must be > 0, got 0.0"),
-        ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"stop": "distance"}, 'stop of sgd must be "errors"'),
+        ({"lr": 0.0}, "lr must be a finite number > 0, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number >= 1"),
         ({"num_replicas": 3}, "num_replicas is for rsgd"),
         ({"dropout": 1.5}, "dropout"),
-        ({"omega1": -1.0}, "omega1 must be >= 0"),
+        ({"omega1": -1.0}, "omega1 must be a finite number >= 0"),
+        ({"lr": float("nan")}, "lr must be a finite number"),
+        ({"max_epochs": 2**31}, "max_epochs must be at most"),
+        ({"polish_epochs": -1}, "polish_epochs must be a whole number >= 0"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import wideflat
 from wideflat.kernels.entropy_sgd import KernelLists, Rule
@@ -160,3 +160,23 @@ def test_the_kernel_gets_no_gradient_of_another_shape():
     with pytest.raises(RuntimeError, match="a gradient has another shape"):
         lists.inner_step([torch.ones(3)], Rule(lr=1.0), None, 0)
     assert not tensors[0][0].any()
+
+
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="torch 2.10 or later")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["EntropySGD", "Entropic"])
+def test_gradients_of_another_type_are_numbers_of_that_type(kind, dtype):
+    """And not the bytes of others, some of which lie behind their end."""
+    found = []
+    for own in (torch.float32, dtype):
+        p = nn.Parameter(torch.linspace(1, 2, 1000))
+        p.grad_dtype = own
+        if kind == "EntropySGD":
+            opt = wideflat.EntropySGD([p], inner_steps=2, inner_lr=0.1, momentum=0.9)
+        else:
+            opt = wideflat.Entropic(torch.optim.SGD([p], lr=0.1), inner_steps=2, pull=1.0)
+        for step in range(5):
+            p.grad = (torch.linspace(-1, 1, 1000) * (step + 1)).to(dtype).to(own)
+            opt.step()
+        found.append(p.detach())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)

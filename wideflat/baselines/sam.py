@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
-from wideflat.checks import LARGEST, flag, instance, maker, network, number, optimizer, refuse_shared_memory
+from wideflat.checks import LARGEST, flag, instance, maker, network, number, optimizer
 from wideflat.checks.options import bounded, strength
 from wideflat.checks.options import param_group as checked_group
+from wideflat.checks.parameters import refuse_shared_memory
 from wideflat.checks.records import check_state_dict, of_shape, reading
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.shards import is_sharded, like, local, local_gradient, norm

@@ -148,10 +148,10 @@ class Card:
                 if name in measures
             }
             return cls(
-                str(content["title"]),
+                instance("title", content["title"], str, "a text"),
                 entries,
                 instance("conventions", content["conventions"], dict),
-                str(content["comparison"]),
+                instance("comparison", content["comparison"], str, "a text"),
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:

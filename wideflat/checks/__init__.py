@@ -24,9 +24,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 __all__ = [
-    "check_parameter",
-    "check_parameters",
     "choice",
+    "elements",
     "flag",
     "function",
     "instance",
@@ -89,6 +88,8 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
         raise TypeError(f"{wanted}, got {shown(value)}")
     try:
         plain = operator.index(value)
+        if isinstance(plain, bool):  # of a tensor of truth values
+            raise TypeError
     except Exception:  # a tensor that is no whole number, or has no content; something of the user's that fails
         raise TypeError(f"{wanted}, got {shown(value)}") from None
     if plain < least:
@@ -133,19 +134,36 @@ def numbers_of(name: str, value: Any, least: float = -math.inf, *, above: float 
     TypeError: sigmas must be a finite number, got 'a'
     """
     if isinstance(value, (Tensor, np.ndarray)):
-        values = [value] if value.ndim == 0 else list(real_tensor(name, value, (1,)))
-    elif isinstance(value, (str, bytes, dict, set, nn.Module)) or not isinstance(value, (numbers.Real, Iterable)):
-        raise TypeError(f"{name} must be a sequence of numbers, got {shown(value)}")
+        one = value.ndim == 0 or len(value) > MOST_NUMBERS
+        values = [value] if one else list(real_tensor(name, value, (1,)))
     else:
-        try:
-            values = [value] if isinstance(value, numbers.Real) else list(itertools.islice(value, MOST_NUMBERS + 1))
-        except Exception as error:  # of the user's
-            raise TypeError(f"{name} cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
-        if len(values) > MOST_NUMBERS:
-            raise ValueError(f"{name} must have at most {MOST_NUMBERS} values, got more")
+        values = [value] if isinstance(value, numbers.Real) else elements(name, value, "a sequence of numbers")
     if not values:
         raise ValueError(f"{name} must have at least one value, got none")
     return [number(name, each, least, above=above) for each in values]
+
+
+def elements(name: str, value: Any, what: str) -> list[Any]:
+    """What can be gone through, as a list, unless it has no end.
+
+    >>> elements("seeds", iter([3, 4]), "a sequence of whole numbers")
+    [3, 4]
+    >>> elements("seeds", 3, "a sequence of whole numbers")
+    Traceback (most recent call last):
+    ...
+    TypeError: seeds must be a sequence of whole numbers, got 3
+    """
+    if isinstance(value, (str, bytes, dict, set, nn.Module)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be {what}, got {shown(value)}")
+    if getattr(value, "ndim", 1) == 0:
+        raise TypeError(f"{name} must be {what}, got {shown(value)}")
+    try:
+        values = list(itertools.islice(value, MOST_NUMBERS + 1))
+    except Exception as error:  # of the user's
+        raise TypeError(f"{name} cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
+    if len(values) > MOST_NUMBERS:
+        raise ValueError(f"{name} must have at most {MOST_NUMBERS} values, got more")
+    return values
 
 
 def _digits(value: int) -> str:
@@ -224,7 +242,7 @@ def network(value: Any, name: str = "model") -> nn.Module:
     return value
 
 
-def instance(name: str, value: Any, kind: type[T], what: str | None = None) -> T:
+def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], what: str | None = None) -> T:
     """Something of one kind.
 
     >>> instance("other", 3, nn.Module, "a network")
@@ -233,7 +251,8 @@ def instance(name: str, value: Any, kind: type[T], what: str | None = None) -> T
     TypeError: other must be a network, got 3
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {what or 'a ' + kind.__name__}, got {shown(value)}")
+        named = kind if isinstance(kind, type) else kind[0]
+        raise TypeError(f"{name} must be {what or 'a ' + named.__name__}, got {shown(value)}")
     return value
 
 
@@ -301,15 +320,26 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
         if isinstance(value, range) and len(value) > MOST:
             raise ValueError(f"{name} must be a tensor, got {shown(value)}")
         try:
-            tensor = torch.as_tensor(np.asarray(value))
+            tensor = torch.as_tensor(_shareable(np.asarray(value)))
         except Exception:  # whatever it is that NumPy asks the elements for
             raise TypeError(f"{name} must be a tensor of numbers, got {shown(value)}") from None
-    if tensor.is_complex() or tensor.is_meta or tensor.layout is not torch.strided:
-        what = "complex" if tensor.is_complex() else "without content" if tensor.is_meta else "sparse"
+    odd = {"complex": tensor.is_complex(), "without content": tensor.is_meta, "quantized": tensor.is_quantized}
+    odd["sparse"] = tensor.layout is not torch.strided
+    if any(odd.values()):
+        what = next(name for name, holds in odd.items() if holds)
         raise TypeError(f"{name} must be a dense tensor of real numbers, got a {what} one")
     if dimensions is not None and tensor.dim() not in dimensions:
         raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions, got {shown(tensor)}")
     return tensor
+
+
+def _shareable(array: np.ndarray) -> np.ndarray:
+    """An array as torch takes it: in the machine's order of bytes and not backwards; and written to by no one else."""
+    if array.dtype.kind in "biuf" and not (
+        array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)
+    ):
+        return array.astype(array.dtype.newbyteorder("="))
+    return array
 
 
 def warn_user(message: str) -> None:
@@ -328,91 +358,6 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
-
-
-def check_parameters(params: Iterable[Tensor], groups: Iterable[dict[str, Any]] = ()) -> None:
-    """Refuse new parameters that cannot be trained each (`check_parameter`), or share memory with those of groups."""
-    params = list(params)
-    for p in params:
-        check_parameter(p)
-    refuse_shared_memory([*params, *(p for group in groups for p in group["params"])])
-
-
-def refuse_shared_memory(params: Iterable[Tensor]) -> None:
-    """Refuse trainable parameters with elements that have memory in common, in one of them or in two.
-
-    Whoever keeps a copy of each and writes it back would write back one into the other.
-
-    >>> both = torch.zeros(6)
-    >>> refuse_shared_memory([nn.Parameter(both[:3]), nn.Parameter(both[3:])])
-    >>> refuse_shared_memory([nn.Parameter(both[:4]), nn.Parameter(both[3:])])
-    Traceback (most recent call last):
-    ValueError: parameters of the shapes (4,) and (3,) share memory; make them one nn.Parameter, or give clones
-    """
-    plain = {id(p): p for p in params if type(p) in (Tensor, nn.Parameter) and p.requires_grad and not p.is_meta}
-    here = [p for p in plain.values() if p.numel() and p.layout is torch.strided]
-    for p in here:
-        _check_own_memory(p)
-    for near in _neighbourhoods(here):
-        places = [_addresses(p) for p in near]
-        for k, (p, place) in enumerate(zip(near, places, strict=True)):
-            for q, other in zip(near[:k], places[:k], strict=True):
-                if len(np.intersect1d(place, other)):
-                    raise ValueError(
-                        f"parameters of the shapes {tuple(q.shape)} and {tuple(p.shape)} share memory; make them one "
-                        "nn.Parameter, or give clones"
-                    )
-
-
-def _span(p: Tensor) -> int:
-    """Elements from the first to the last in memory."""
-    return 1 + sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
-
-
-def _addresses(p: Tensor) -> np.ndarray:
-    """Where the elements of a tensor lie."""
-    places = np.zeros(1, dtype=np.int64)
-    for stride, size in zip(p.stride(), p.shape, strict=True):
-        places = np.add.outer(places, stride * np.arange(size, dtype=np.int64)).ravel()
-    return p.data_ptr() + p.element_size() * places
-
-
-def _neighbourhoods(params: list[Tensor]) -> list[list[Tensor]]:
-    """Parameters whose stretches of memory overlap, though perhaps not their elements: columns of one matrix do."""
-    found: list[list[Tensor]] = []
-    end = 0
-    for p in sorted(params, key=lambda p: p.data_ptr()):
-        if p.data_ptr() >= end:
-            found.append([])
-        found[-1].append(p)
-        end = max(end, p.data_ptr() + _span(p) * p.element_size())
-    return [near for near in found if len(near) > 1]
-
-
-def _check_own_memory(p: Tensor) -> None:
-    """Refuse a parameter whose elements share memory, as those of an expanded tensor do, or that is negated lazily."""
-    steps = sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1)
-    if any(stride == 0 for stride, _ in steps):
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} is expanded: its elements share memory and cannot be trained each; "
-            "give the optimizer a clone of it"
-        )
-    apart = all(stride > sum(s * (n - 1) for s, n in steps[:k]) for k, (stride, _) in enumerate(steps))
-    if p.numel() and (p.is_neg() or (not apart and len(np.unique(_addresses(p))) < p.numel())):
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} is a view whose elements share memory, or which is negated lazily; "
-            "give the optimizer a clone of it"
-        )
-
-
-def check_parameter(p: Tensor) -> None:
-    """Refuse a parameter whose elements share memory, as those of an expanded tensor do, or that is complex."""
-    _check_own_memory(p)
-    if p.is_complex():
-        raise ValueError(
-            f"complex parameters are not supported (one of shape {tuple(p.shape)}); store the real and imaginary "
-            "parts, see torch.view_as_real"
-        )
 
 
 def warn_of_low_lr(lr: float | Tensor) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import flag, instance, number, real_tensor, shown
+from wideflat.checks import LARGEST, flag, instance, number, real_tensor, shown
 from wideflat.checks.records import array
 
 __all__ = ["bounded", "check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
@@ -49,7 +49,7 @@ def strength(name: str, value: Any) -> Any:
     plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested
     if plain and value.is_floating_point() and value.numel() == 1:
         return value
-    return number(name, value)
+    return number(name, number(name, value), -LARGEST, LARGEST)
 
 
 def value_of(name: str, value: Any) -> float:
@@ -133,7 +133,10 @@ def bounded(params: Any) -> Any:
     """
     if not isinstance(params, Iterator):
         return params
-    found = list(itertools.islice(params, MOST_PARAMS + 1))
+    try:
+        found = list(itertools.islice(params, MOST_PARAMS + 1))
+    except Exception as error:  # of the user's
+        raise TypeError(f"params cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
     if len(found) > MOST_PARAMS:
         raise ValueError(f"params must be at most {MOST_PARAMS} parameters or groups, got an iterator of more")
     return found
@@ -145,16 +148,24 @@ def _numeric(name: str, value: Any) -> np.ndarray:
     return array(name, value)
 
 
+def _integral(name: str, value: Any) -> int:
+    plain = number(name, value)
+    if not plain.is_integer():
+        raise ValueError(f"{name} must be a whole number, got {plain:g}")
+    return int(plain)
+
+
 #: What the fields of a record are asked for, by the word with which their annotation begins.
 _KINDS: dict[str, Callable[[str, Any], Any]] = {
     "np.ndarray": _numeric,
     "Tensor": lambda name, value: real_tensor(name, instance(name, value, Tensor)),
     "float": value_of,
-    "int": lambda name, value: value if isinstance(value, int) else int(number(name, value)),
+    "int": lambda name, value: value if isinstance(value, int) else _integral(name, value),
     "bool": flag,
     "str": lambda name, value: instance(name, value, str, "a text"),
-    "dict": lambda name, value: instance(name, value, Mapping, "a dictionary"),  # type: ignore[type-abstract]
+    "dict": lambda name, value: instance(name, value, Mapping, "a dictionary"),
     "list": lambda name, value: instance(name, value, list),
+    "list[float]": lambda name, value: [value_of(f"an entry of {name}", each) for each in instance(name, value, list)],
 }
 
 
@@ -174,6 +185,7 @@ def check_fields(record: Any) -> None:
     """
     for field in dataclasses.fields(record):
         value, kind = getattr(record, field.name), str(field.type)
-        check = _KINDS.get(kind.removesuffix(" | None").partition("[")[0])
+        kind_of_it = kind.removesuffix(" | None")
+        check = _KINDS.get(kind_of_it) or _KINDS.get(kind_of_it.partition("[")[0])
         if check is not None and not (value is None and (kind.endswith("None") or field.default is None)):
             setattr(record, field.name, check(field.name, value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from wideflat.checks import number, shown
+from wideflat.checks import MOST, number, shown
 
 __all__ = ["array", "check_state_dict", "dense", "is_format_1", "location", "of_shape", "reading", "share"]
 
@@ -52,8 +52,8 @@ def reading(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError:
-        raise
+    except ValueError as error:
+        raise ValueError(f"this is not a whole {what.removeprefix('a ')}: {error}") from error
     except (LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error!s:.200}"
         what = what.removeprefix("a ")
@@ -80,6 +80,8 @@ def array(name: str, value: Any) -> np.ndarray:
     ...
     TypeError: mean must be an array of numbers, got {'a': 1} (a dict)
     """
+    if isinstance(value, Sequence) and len(value) > MOST:
+        raise ValueError(f"{name} must be an array of at most {MOST} numbers, got {shown(value)}")
     try:
         made = np.array(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=float)
     except Exception:  # whatever it is that NumPy asks it for

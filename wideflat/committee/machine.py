@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from wideflat.checks import choice, instance, number, shown, whole
 from wideflat.checks.options import device as checked_device
 from wideflat.checks.options import dtype as checked_dtype
+from wideflat.checks.records import dense
 
 __all__ = [
     "CommitteeMachine",
@@ -134,8 +135,7 @@ class CommitteeMachine(nn.Module):
 
     def _patterns(self, x: Tensor) -> Tensor:
         """Patterns, or a refusal of what is none for this machine."""
-        if instance("x", x, Tensor, "a tensor of patterns").is_nested:
-            raise TypeError("x must be a dense tensor of patterns, got a nested one")
+        dense("x", x)
         alike = x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type)
         if x.dim() == 0 or x.shape[-1] != self.num_inputs or not alike:
             raise ValueError(
@@ -151,9 +151,9 @@ class CommitteeMachine(nn.Module):
             mask: Factors of the hidden units, (..., H), in place of those that dropout draws in training mode.
         """
         hidden = torch.tanh(self.tanh_beta * F.linear(self._patterns(x), self.weight))
-        if mask is not None and instance("mask", mask, Tensor).device != x.device:
+        if mask is not None and dense("mask", mask).device != x.device:
             raise ValueError(f"mask must be where x is, on {x.device}, and is on {mask.device}")
-        if mask is not None and mask.shape[-1:] not in (hidden.shape[-1:], (1,), ()):
+        if mask is not None and not _multiplies(mask, hidden):
             raise ValueError(f"mask must have a factor for each of {self.hidden} hidden units, got {shown(mask)}")
         hidden = F.dropout(hidden, self.dropout, self.training) if mask is None else hidden * mask
         return hidden.sum(dim=-1) / math.sqrt(self.hidden)
@@ -230,3 +230,12 @@ def balanced_error(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """The mean of the error rates in the two classes, for committees (..., H, N); NaN without patterns of a class."""
     wrong = wrong_patterns(weight, inputs, targets).double()
     return torch.stack([wrong[..., targets == label].mean(dim=-1) for label in (-1, 1)]).mean(dim=0)
+
+
+def _multiplies(mask: Tensor, hidden: Tensor) -> bool:
+    """Whether a mask can be multiplied with the hidden units, and leaves their shape."""
+    try:
+        alike = torch.broadcast_shapes(mask.shape, hidden.shape) == hidden.shape
+        return alike and torch.promote_types(mask.dtype, hidden.dtype) is not None
+    except RuntimeError:  # they do not fit; and types of 8 bits have no common one
+        return False

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from wideflat.checks import choice, flag, instance, number, whole
 from wideflat.committee.machine import check_hidden
 
 __all__ = ["SETTINGS", "Setting", "changes_from"]
@@ -116,11 +117,8 @@ class Setting:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if self.algorithm not in KINDS:
-            raise ValueError(f'algorithm must be "sgd", "rsgd" or "esgd", got {self.algorithm!r}')
-        rules = KINDS[self.algorithm].rules
-        if self.stop not in rules:
-            raise ValueError(f"stop must be one of {rules} for {self.algorithm}, got {self.stop!r}")
+        rules = KINDS[choice("algorithm", self.algorithm, KINDS)].rules
+        choice(f"stop of {self.algorithm}", self.stop, rules)
         check_hidden(self.hidden)
         self._check_numbers()
         if self.replicated and self.num_replicas < 2:
@@ -132,17 +130,20 @@ class Setting:
 
     def _check_numbers(self) -> None:
         for name in ("lr", "tanh_beta0", "omega0", "gradient_scale", "tanh_beta_max", "omega_max", "polish_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+            number(name, getattr(self, name), above=0)
         for name in ("max_epochs", "num_replicas", "period", "inner_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("tanh_beta1", "omega1", "gamma0", "gamma1", "epsilon", "tolerance", "polish_epochs"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
+            whole(name, getattr(self, name), 1)
+        for name in ("polish_epochs", "typical_epochs"):
+            whole(name, getattr(self, name))
+        for name in ("tanh_beta1", "omega1", "gamma0", "gamma1", "epsilon", "tolerance", "inner_lr"):
+            number(name, getattr(self, name), 0)
+        for name in ("polish_beta0", "polish_beta1", "polish_omega"):
+            number(name, getattr(self, name))
+        flag("align", self.align)
+        instance("note", self.note, str, "a text")
+        if not number("dropout", self.dropout, 0) < 1:
             raise ValueError(f"dropout must be a probability below 1, got {self.dropout}")
-        if not 0 <= self.alpha < 1:
+        if not number("alpha", self.alpha, 0) < 1:
             raise ValueError(f"alpha must be in [0, 1), got {self.alpha}")
 
     @property

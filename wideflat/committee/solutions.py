@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat.checks import elements, instance, whole
+from wideflat.checks.options import text
 from wideflat.committee import archive
 from wideflat.committee.machine import CommitteeMachine
 from wideflat.committee.settings import Setting
@@ -83,8 +85,11 @@ class Solutions(Result):
         """The network of one restart, in evaluation mode."""
         hidden, num_inputs = self.weights.shape[1:]
         network = CommitteeMachine(num_inputs, hidden, dtype=self.weights.dtype)
-        network.weight.data.copy_(self.weights[restart])
+        network.weight.data.copy_(self.weights[self._place(restart)])
         return network.eval()
+
+    def _place(self, restart: Any) -> int:
+        return whole("the number of a restart", restart, -len(self), len(self) - 1)
 
     def summary(self) -> dict[str, float]:
         """Means over the restarts: shares reached and solved, epochs, errors before the polish, test errors and spread.
@@ -129,7 +134,7 @@ class Solutions(Result):
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the test errors of the restarts against their epochs; returns the axes of matplotlib."""
         ax = axes_or_new(ax)
-        ax.plot(self.epochs, 100 * np.array(self.test_error), "o", label=label or self.name, **style)
+        ax.plot(self.epochs, 100 * np.array(self.test_error), "o", label=text("label", label) or self.name, **style)
         ax.set_xlabel("epochs")
         ax.set_ylabel("test error (%)")
         ax.legend()
@@ -137,11 +142,13 @@ class Solutions(Result):
 
     def subset(self, restarts: Sequence[int]) -> Solutions:
         """The solutions of some restarts, by position."""
-        chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in restarts] for name in _RECORD}
-        return dataclasses.replace(self, weights=self.weights[list(restarts)], **chosen)
+        places = [self._place(i) for i in elements("restarts", restarts, "a sequence of whole numbers")]
+        chosen: dict[str, Any] = {name: [getattr(self, name)[i] for i in places] for name in _RECORD}
+        return dataclasses.replace(self, weights=self.weights[places], **chosen)
 
     def joined(self, more: Solutions) -> Solutions:
         """These solutions and others of the same setting on the same patterns."""
+        instance("more", more, Solutions)
         if self.setting.identity() != more.setting.identity() or not torch.equal(self.inputs, more.inputs):
             raise ValueError("only solutions of one setting on the same training patterns can be joined")
         both: dict[str, Any] = {name: getattr(self, name) + getattr(more, name) for name in _RECORD}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from wideflat import interruption
-from wideflat.checks import choice, shown, whole
+from wideflat.checks import choice, elements, shown, whole
 from wideflat.checks.records import location
 from wideflat.committee import checkpoint as checkpoints
 from wideflat.committee.checkpoint import Restart
@@ -101,9 +101,7 @@ def train(
         ([0, 0, 0], ['errors', 'errors', 'errors'])
     """
     name, setting = _named(setting)
-    if not isinstance(seeds, Iterable) or getattr(seeds, "ndim", 1) == 0:
-        raise TypeError(f"seeds must be a sequence of whole numbers, got {shown(seeds)}")
-    seeds = [whole("a seed", seed) for seed in seeds]
+    seeds = [whole("a seed", seed) for seed in elements("seeds", seeds, "a sequence of whole numbers")]
     patterns = Patterns.from_arrays(inputs, targets, test_inputs, test_targets, source)
     workers = torch.get_num_threads() if threads is None else whole("threads", threads, 1)
     form = _choose_form(form, setting, patterns)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wideflat.checks import instance
 from wideflat.data import dress_coat
 from wideflat.data.cifar import CIFAR10, CIFAR100, Cifar
 from wideflat.data.fashion_mnist import FASHION_MNIST, FashionMnist
@@ -98,6 +99,7 @@ FACTS: dict[str, Facts] = {
 
 def specification(name: str) -> Specification | DressCoat:
     """The data set of that name; case, hyphens and underscores do not matter."""
+    name = instance("the name of a data set", name, str, "a text")
 
     def plain(text: str) -> str:
         return text.lower().replace("-", "").replace("_", "")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wideflat.checks import choice
 from wideflat.data.bitmaps import unpack
 from wideflat.data.patterns import Patterns
 
@@ -48,8 +49,7 @@ def load(size: int | None = 500, draw: str = "balanced", seed: int = 0) -> Patte
         >>> load(size=None, draw="random").inputs.shape
         torch.Size([3927, 784])
     """
-    if draw not in ("balanced", "random"):
-        raise ValueError(f'draw must be "balanced" or "random", got {draw!r}')
+    choice("draw", draw, ("balanced", "random"))
     inputs, targets, test_inputs, test_targets = images()
     shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(inputs))
     if draw == "balanced":

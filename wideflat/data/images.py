@@ -7,6 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from wideflat.checks import choice
+
 __all__ = ["ImageData", "ImageSplit", "channel_statistics"]
 
 
@@ -104,9 +106,7 @@ class ImageData:
 
     def split(self, name: str) -> ImageSplit:
         """The part called "train" or "test"."""
-        if name not in ("train", "test"):
-            raise ValueError(f'split must be "train" or "test", got {name!r}')
-        return self.train if name == "train" else self.test
+        return self.train if choice("split", name, ("train", "test")) == "train" else self.test
 
     def subset(self, train: int | None = None, test: int | None = None) -> ImageData:
         """The first images of each part (all of them where None); mean and deviation stay those of the whole."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wideflat.checks import real_tensor
 from wideflat.files import atomic_write, read_npz
 
 __all__ = ["Patterns", "binarize", "check_patterns"]
@@ -158,9 +159,6 @@ def binarize(images: Array) -> Tensor:
 
 def _tensor(array: Array, name: str) -> Tensor:
     try:
-        tensor = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(np.asarray(array).copy())
-    except Exception as error:  # whatever it is that NumPy asks it for
-        raise ValueError(f"{name} must be an array of numbers ({error!s:.200})") from error
-    if tensor.is_complex():
-        raise ValueError(f"{name} must be real numbers, got {tensor.dtype}")
-    return tensor.to(torch.float32)
+        return real_tensor(name, array).detach().cpu().to(torch.float32, copy=not isinstance(array, Tensor))
+    except TypeError as error:
+        raise ValueError(f"{error}; {name} must be an array of numbers") from error

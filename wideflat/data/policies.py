@@ -12,6 +12,7 @@ from importlib import resources
 import torch
 from torch import Tensor
 
+from wideflat.checks import choice
 from wideflat.data.operations import GEOMETRIC, OPERATIONS, affine, affine_matrix, cut
 from wideflat.kernels.float64 import has_float64
 
@@ -206,6 +207,4 @@ def fast_autoaugment_imagenet() -> Policy:
 def policy(name: str) -> Policy:
     """The policy of that name: "autoaugment" or "fast-autoaugment"."""
     known = {"autoaugment": autoaugment_cifar10, "fast-autoaugment": fast_autoaugment_imagenet}
-    if name not in known:
-        raise ValueError(f"policy must be one of {', '.join(known)}, got {name!r}")
-    return known[name]()
+    return known[choice("policy", name, known)]()

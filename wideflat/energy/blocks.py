@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from wideflat.checks import whole
+from wideflat.checks import shown, whole
 from wideflat.energy.origins import comes_from, on_host, small, unwritten_copy
 from wideflat.seeds import derive_seed
 
@@ -101,7 +101,7 @@ class Blocks:
         else:
             raise TypeError(
                 "data must be tensors (inputs, targets), a data set, a DataLoader or an iterable of batches; "
-                f"got {type(data).__name__} {data!r:.40}"
+                f"got {shown(data)}"
             )
         if total == 0:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
@@ -260,7 +260,10 @@ def as_tensors(batch: Any) -> Any:
     """
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
         batch = dict(batch)
-    return tree_map(lambda leaf: _tensor(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
+    try:
+        return tree_map(lambda leaf: _tensor(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
+    except RecursionError:
+        raise TypeError(f"a batch is nested too deeply, or contains itself: {shown(batch)}") from None
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wideflat.checks import choice
+from wideflat.checks import choice, shown
 
 __all__ = ["pruned", "quantized"]
 
@@ -32,7 +32,7 @@ def quantized(weight: Tensor, bits: int, per: str = "tensor") -> Tensor:
     """
     choice("per", per, ("tensor", "channel"))
     if bits != int(bits) or not 2 <= bits <= 64:
-        raise ValueError(f"bits must be whole numbers >= 2, and at most 64, got {bits!r}")
+        raise ValueError(f"bits must be whole numbers >= 2, and at most 64, got {shown(bits)}")
     if weight.numel() == 0:
         return weight
     whole = per == "tensor" or weight.dim() < 2
@@ -49,7 +49,7 @@ def pruned(weights: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
         {'a': tensor([3., 0.]), 'b': tensor([2., 0.])}
     """
     if not 0 <= fraction <= 1:
-        raise ValueError(f"fractions must be between 0 and 1, got {fraction!r}")
+        raise ValueError(f"fractions must be between 0 and 1, got {shown(fraction)}")
     flat = torch.cat([weight.abs().flatten().float() for weight in weights.values()])
     kept = torch.ones(len(flat), dtype=torch.bool, device=flat.device)
     kept[flat.argsort(stable=True)[: int(fraction * len(flat) + 1e-9)]] = False

@@ -72,6 +72,9 @@ def _subset(data: Any, count: int, seed: int) -> Any:
         total = len(data)  # type: ignore[arg-type]
     elif isinstance(data, (tuple, dict, Tensor)) and (leaves := tree_leaves(data)) and all(map(_has_examples, leaves)):
         total = len(leaves[0])
+        if any(len(leaf) != total for leaf in leaves):
+            shapes = [tuple(leaf.shape) for leaf in leaves]
+            raise ValueError(f"tensors in memory must have the same length, got {shapes}")
     else:
         raise ValueError(
             f"subset needs tensors in memory or a data set, got {type(data).__name__}; give its data set, or fewer "

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from wideflat.checks.options import check_fields
 from wideflat.checks.records import share
 from wideflat.energy.stratified import student_quantile
 
@@ -110,6 +111,9 @@ class Integration:
     evaluations: int = 0
     seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def converged(self) -> bool:
         """Whether nothing speaks against the value."""
@@ -118,7 +122,8 @@ class Integration:
     @property
     def reasons(self) -> list[str]:
         """Why not, in words."""
-        return [f"{name} ({figures}): {FLAGS[name]}" for name, figures in self.flags.items()]
+        unknown = "not known to this version"
+        return [f"{name} ({figures}): {FLAGS.get(name, unknown)}" for name, figures in self.flags.items()]
 
     @property
     def relative_distance(self) -> float:

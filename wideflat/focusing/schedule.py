@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from wideflat.checks import choice, number, numbers_of, shown, whole
+from wideflat.checks import choice, instance, number, numbers_of, shown, whole
+from wideflat.checks.calls import called
 from wideflat.checks.records import reading
 
 __all__ = ["Focusing"]
@@ -71,10 +72,10 @@ class Focusing:
             )
         if isinstance(kind, str) and kind != "constant" and total is None:
             raise ValueError("total must be > 0: the calls of step() until the end of training; got None")
-        if total is not None and not number("total", total) > 0:
+        if total is not None and not (total := _as_given("total", total)) > 0:
             raise ValueError(f"total must be > 0: the calls of step() until the end of training; got {total}")
         if gamma_max is not None:
-            number("gamma_max", gamma_max, 0)
+            gamma_max = _as_given("gamma_max", gamma_max, 0)
         self.target = target
         self.every = whole("every", every, 1)
         self.factor = number("factor", factor)
@@ -117,7 +118,7 @@ class Focusing:
         """
         choice("by", by, ("step", "epoch"))
         is_loader = not hasattr(steps, "ndim")  # a tensor is a number of steps, if anything
-        steps = len(steps) if is_loader and isinstance(steps, Sized) else whole("steps", steps)
+        steps = called("len", len, steps) if is_loader and isinstance(steps, Sized) else whole("steps", steps)
         if steps < 1:
             raise ValueError(f"an epoch must have at least one step, got {steps}")
         return cls(
@@ -161,8 +162,8 @@ class Focusing:
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         kind = self.kind if isinstance(self.kind, str) else "function"
-        if state_dict["kind"] != kind:
-            raise ValueError(f"the saved focusing is of kind {state_dict['kind']!r}, this one of kind {kind!r}")
+        if instance("kind", state_dict["kind"], str) != kind:
+            raise ValueError(f"the saved focusing is of kind {shown(state_dict['kind'])}, this one of kind {kind!r}")
         if len(state_dict["gamma0"]) != len(self.gamma0):
             raise ValueError(
                 f"the saved focusing is for {len(state_dict['gamma0'])} param groups, the target has {len(self.gamma0)}"
@@ -170,10 +171,8 @@ class Focusing:
         self.tau, self.gamma0 = whole("tau", state_dict["tau"]), numbers_of("gamma0", state_dict["gamma0"])
         total, most = state_dict["total"], state_dict["gamma_max"]
         self.factor = number("factor", state_dict["factor"], above=0)
-        for name, value in (("total", total), ("gamma_max", most)):
-            if value is not None:
-                number(name, value, 0)
-        self.total, self.gamma_max = total, most
+        self.total = None if total is None else _as_given("total", total, 0)
+        self.gamma_max = None if most is None else _as_given("gamma_max", most, 0)
         self.every = whole("every", state_dict.get("every", 1), 1)
         self._write()
 
@@ -204,7 +203,10 @@ class Focusing:
 
     def _write(self) -> None:
         if self._attribute is not None:
-            setattr(self.target, self._attribute, self._at(self.tau, self.gamma0[0]))
+            try:
+                setattr(self.target, self._attribute, self._at(self.tau, self.gamma0[0]))
+            except AttributeError as error:
+                raise ValueError(f"the gamma of a {type(self.target).__name__} cannot be set: {error}") from error
             return
         for group, gamma0 in zip(self.target.param_groups, self.gamma0, strict=True):
             gamma = self._at(self.tau, gamma0)
@@ -217,3 +219,9 @@ class Focusing:
     def _attribute(self) -> str | None:
         """The name of the target's strength; None if it is in the param groups."""
         return next((name for name in ("pull", "gamma") if hasattr(self.target, name)), None)
+
+
+def _as_given(name: str, value: float, least: float = -math.inf) -> float:
+    """A number, of the type that was given where that is a plain one: a whole number of steps is saved as one."""
+    plain = number(name, value, least)
+    return value if type(value) in (int, float) else plain

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wideflat.kernels.counter import key_of, words
 from wideflat.kernels.entropy_sgd import Rule
-from wideflat.kernels.flat_blocks import flat, in_order, is_dense, memory_of
+from wideflat.kernels.flat_blocks import Memory, flat, is_dense
 from wideflat.kernels.foreach import add_noise
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.rounding import join, part, round_by_chance
@@ -101,7 +101,7 @@ class BlockLists:
         lists = [w_prime, w, mu, velocity, rest]
         self._offsets, self._restarts, self._chance = offsets, restarts, chance
         self._kept = [None if tensors is None else [t.detach() for t in tensors] for tensors in lists]
-        self._memory = memory_of(self._kept)
+        self._memory = Memory(self._kept)
         self._device, self._dtype = w_prime[0].device, w[0].dtype
         self._is_contiguous = all(map(Tensor.is_contiguous, w_prime))  # and so are gradients that lie like them
         self._is_plain = all(t[0].dtype == self._dtype and t[0].device == self._device for t in lists if t is not None)
@@ -128,7 +128,7 @@ class BlockLists:
 
     def matches(self, *lists: list[Tensor] | None, offsets: Sequence[object]) -> bool:
         """Are these the same lists, at the same memory and lying as they did?"""
-        return self._offsets == offsets and self._memory == memory_of(lists)
+        return self._offsets == offsets and self._memory.holds(lists)
 
     def inner_step(
         self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int, taken: bool = False
@@ -142,7 +142,7 @@ class BlockLists:
             step: The number of the step, for it.
             taken: Nobody has changed w' since w was put there: w need not be looked at.
         """
-        gradients = in_order(gradients, *self._memory[:2])
+        gradients = self._memory.in_order(gradients, any_type=True)
         starting = bool(rule.starting)
         for block in self._blocks:
             held, mu, v, rest = (block.load(number) for number in (0, 2, 3, 4))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from wideflat.kernels.flat_blocks import alike, in_order, memory_of
+from wideflat.kernels.flat_blocks import Memory, alike
 from wideflat.kernels.library import REAL, Source, compile_kernel, threads_for
 from wideflat.kernels.noise import GaussianNoise
 
@@ -53,7 +53,7 @@ class KernelLists:
         lists = [w_prime, w, mu, velocity]
         # Detached ones keep the memory: as long as they are there, nobody else can have its address.
         self._kept = [t.detach() for tensors in lists if tensors is not None for t in tensors]
-        self._memory = memory_of(lists)
+        self._memory = Memory(lists)
         self._pointers = [None if tensors is None else pointers(tensors) for tensors in lists]
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._starts = numbers(*(p.numel() for p in w_prime)), numbers(*offsets)
@@ -77,13 +77,13 @@ class KernelLists:
 
     def matches(self, *lists: list[Tensor] | None, offsets: Sequence[object]) -> bool:
         """Are these the same lists, at the same memory and lying as they did?"""
-        return self._offsets == offsets and self._memory == memory_of(lists[: len(self._pointers)])
+        return self._offsets == offsets and self._memory.holds(lists[: len(self._pointers)])
 
     def inner_step(
         self, gradients: list[Tensor], rule: Rule, noise: GaussianNoise | None, step: int, taken: bool = False
     ) -> None:
         """One inner step: moves w', mu and the velocity; at the start of a cycle w is put on w' first."""
-        gradients = in_order(gradients, *self._memory[:2])
+        gradients = self._memory.in_order(gradients)
         self._call(rule, None if noise is None else noise.source(step), pointers(gradients))
 
     def outer_step(self, rule: Rule) -> None:

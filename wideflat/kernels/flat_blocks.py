@@ -8,13 +8,13 @@ is touched once, as in a fused kernel, but with torch's own operations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "alike", "cache_blocks", "flat", "in_order", "is_dense", "laid_out_like"]
-__all__ += ["memory_of"]
+__all__ = ["BLOCK", "Memory", "alike", "cache_blocks", "flat", "is_dense", "laid_out_like"]
 
 #: Elements in a block: a megabyte a tensor in float32. With smaller ones Python's own time shows.
 BLOCK = 262144
@@ -44,20 +44,48 @@ def laid_out_like(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def memory_of(lists: Sequence[Sequence[Tensor] | None]) -> list[Any]:
-    """How tensors of the first list, which anybody may replace, lie in memory, and where those of all lists are."""
-    first = lists[0] or []
-    layout: list[Any] = [list(map(Tensor.size, first)), list(map(Tensor.stride, first))]
-    return layout + [None if tensors is None else list(map(Tensor.data_ptr, tensors)) for tensors in lists]
+class Memory:
+    """Where lists of tensors are, and how those of the first, which anybody may replace, lie there.
+
+    It is asked for at every step. So it is compared by numbers: torch takes ten times as long to tell a shape or the
+    strides, which are only asked of what is not contiguous.
+    """
+
+    def __init__(self, lists: Sequence[Sequence[Tensor] | None]) -> None:
+        first = lists[0] or []
+        self._lying, self._places = _lying(first), _places(lists)
+        self._shapes, self._strides = list(map(Tensor.size, first)), list(map(Tensor.stride, first))
+        self._dtypes = list(map(_DTYPE, first))
+
+    def holds(self, lists: Sequence[Sequence[Tensor] | None]) -> bool:
+        """Are these at the same places, lying as they did?"""
+        return self._places == _places(lists) and self._lying == _lying(lists[0] or [])
+
+    def in_order(self, gradients: list[Tensor], any_type: bool = False) -> list[Tensor]:
+        """Gradients, or copies of them, with their elements in the order of their parameters, and of their type.
+
+        torch lets gradients have another type than their parameter (``grad_dtype``); ``any_type`` leaves them theirs.
+        """
+        if (any_type or self._dtypes == list(map(_DTYPE, gradients))) and self._lying == _lying(gradients):
+            return gradients
+        if any(gradient.shape != shape for gradient, shape in zip(gradients, self._shapes, strict=True)):
+            raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
+        ordered = [laid_out_like(gradient, order) for gradient, order in zip(gradients, self._strides, strict=True)]
+        return ordered if any_type else [g.to(dtype) for g, dtype in zip(ordered, self._dtypes, strict=True)]
 
 
-def in_order(gradients: list[Tensor], shapes: list[torch.Size], strides: list[tuple[int, ...]]) -> list[Tensor]:
-    """Gradients, or copies of them, with their elements in the order of their parameters."""
-    if list(map(Tensor.size, gradients)) == shapes and list(map(Tensor.stride, gradients)) == strides:
-        return gradients
-    if any(gradient.shape != shape for gradient, shape in zip(gradients, shapes, strict=True)):
-        raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
-    return [laid_out_like(gradient, order) for gradient, order in zip(gradients, strides, strict=True)]
+_DTYPE = attrgetter("dtype")
+
+
+def _lying(tensors: Sequence[Tensor]) -> list[Any]:
+    """The length of each and whether it is contiguous; the shape and the strides of those that are not."""
+    contiguous = list(map(Tensor.is_contiguous, tensors))
+    others = [(t.shape, t.stride()) for t, plain in zip(tensors, contiguous, strict=True) if not plain]
+    return [list(map(Tensor.numel, tensors)), contiguous, others]
+
+
+def _places(lists: Sequence[Sequence[Tensor] | None]) -> list[Any]:
+    return [None if tensors is None else list(map(Tensor.data_ptr, tensors)) for tensors in lists]
 
 
 def cache_blocks(*lists: Sequence[Tensor], size: int = BLOCK) -> Iterator[list[list[Tensor]]]:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.entropy_sgd import KernelLists, Rule, pointers
-from wideflat.kernels.flat_blocks import in_order, memory_of
+from wideflat.kernels.flat_blocks import Memory
 from wideflat.kernels.library import compile_kernel, kernel_is_there, threads_for
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.parts import Part
@@ -48,7 +48,7 @@ class _AdamLists:
         w_prime = lists[0] or []
         self._step = compile_kernel(w_prime[0].dtype).adam_step
         self.kept = [None if tensors is None else [t.detach() for t in tensors] for tensors in lists]
-        self.memory, self.places = memory_of(lists), places
+        self.memory, self.places = Memory(lists), places
         self._pointers = [None if tensors is None else pointers(tensors) for tensors in lists]
         numbers = ctypes.c_int64 * len(w_prime)
         self._sizes, self._starts = numbers(*(p.numel() for p in w_prime)), numbers(*places)
@@ -58,7 +58,7 @@ class _AdamLists:
         self, gradients: list[Tensor], counts: list[float], rule: AdamRule, noise: GaussianNoise | None, step: int
     ) -> None:
         """One step; ``counts`` are those of Adam for each tensor, ``step`` is that of the noise."""
-        gradients = in_order(gradients, *self.memory[:2])
+        gradients = self.memory.in_order(gradients)
         reals = ctypes.c_double * len(counts)
         rates = reals(*(rule.lr / (1 - rule.beta1**count) for count in counts))
         roots = reals(*(math.sqrt(1 - rule.beta2**count) for count in counts))
@@ -136,7 +136,7 @@ class OnePass:
             return None
         lists = [part.w_prime, part.w, part.mu if part.keeps_mean else None, *moments]
         kept = self._adam.get(number)
-        if kept is not None and kept.places == part.places and kept.memory == memory_of(lists):
+        if kept is not None and kept.places == part.places and kept.memory.holds(lists):
             return kept
         self._adam.pop(number, None)
         if not KernelLists.fits(*lists):

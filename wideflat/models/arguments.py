@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from wideflat.checks import choice, number, whole
+from wideflat.checks import choice, number, shown, whole
 
 __all__ = ["checked"]
 
@@ -57,5 +57,5 @@ def checked(make: Callable[P, R]) -> Callable[P, R]:
 
 def _widths(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or not value:
-        raise TypeError(f"{name} must be a sequence of whole numbers >= 1, got {value!r:.60}")
+        raise TypeError(f"{name} must be a sequence of whole numbers >= 1, got {shown(value)}")
     return tuple(whole(name, width, 1, MOST_PIXELS) for width in value)

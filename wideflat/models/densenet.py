@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.checks import shown
 from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 from wideflat.models.resnet import Stem
@@ -73,7 +74,7 @@ class DenseNet(nn.Module):
                 nn.MaxPool2d(3, stride=2, padding=1),
             )
         else:
-            raise ValueError(f'stem must be "cifar" or "imagenet", got {stem!r}')
+            raise ValueError(f'stem must be "cifar" or "imagenet", got {shown(stem)}')
         blocks: list[nn.Module] = []
         for i, depth in enumerate(depths):
             if i > 0:

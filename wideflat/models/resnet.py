@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wideflat.checks import shown
 from wideflat.models.arguments import checked
 from wideflat.models.initialisation import kaiming_normal
 
@@ -121,7 +122,7 @@ class ResNet(nn.Module):
             conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)
             pool = nn.MaxPool2d(3, stride=2, padding=1)
         else:
-            raise ValueError(f'stem must be "cifar" or "imagenet", got {stem!r}')
+            raise ValueError(f'stem must be "cifar" or "imagenet", got {shown(stem)}')
         self.conv1, self.bn1, self.pool = conv1, nn.BatchNorm2d(width), pool
         channels = width
         stages: list[nn.Module] = []

@@ -1,0 +1,31 @@
+"""What is said when something of the user's fails: that it is that, on what, and its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from wideflat.checks import shown
+
+__all__ = ["called"]
+
+
+def called(what: str, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """Call what the user gave; an error from deep inside of it says what failed on what.
+
+    >>> called("the network", torch.nn.Linear(2, 1), torch.zeros(3))
+    Traceback (most recent call last):
+    ...
+    RuntimeError: the network (Linear) fails on a tensor of shape (3,): mat1 and mat2 ...
+    """
+    try:
+        return function(*inputs, **named)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        kind = type(error) if type(error) in (TypeError, ValueError) else RuntimeError
+        name = getattr(function, "__name__", type(function).__name__)
+        given = " and ".join([*map(shown, inputs), *(f"{key}={shown(value)}" for key, value in named.items())])
+        raise kind(f"{what} ({name}) fails on {given}: {error}") from error
