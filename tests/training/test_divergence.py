@@ -120,14 +120,8 @@ def diverge_as_jobs(lighthouse, out, cases):
     ],
     ids=["one", "all"],
 )
-def test_jobs_that_come_and_go_diverge_each_with_its_last_good_state(ranks, tmp_path, cases):
-    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
-    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=5.0, join_timeout=60.0)
-    try:
-        address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
-        found = ranks(diverge_as_jobs, 2, address, str(tmp_path), cases, timeout=400.0)
-    finally:
-        server.shutdown()
+def test_jobs_that_come_and_go_diverge_each_with_its_last_good_state(ranks, lighthouse, tmp_path, cases):
+    found = ranks(diverge_as_jobs, 2, lighthouse, str(tmp_path), cases, timeout=400.0)
     for a, words in enumerate(found):
         for (algorithm, field, value), told in zip(cases, words, strict=True):
             must_be_good(told, tmp_path / f"{algorithm}-{field}-{value}" / f"replica-{a}")

@@ -125,14 +125,8 @@ def test_ranks_go_on_to_the_same_end(ranks, tmp_path, damages):
 
 
 @EVERY_DAMAGE
-def test_jobs_that_come_and_go_do_so_too(ranks, tmp_path, damages):
-    elastic = pytest.importorskip("wideflat.distributed.elastic", reason="needs torchft")
-    server = elastic.start_lighthouse("127.0.0.1:0", heartbeat_timeout=5.0, join_timeout=60.0)
-    try:
-        address = f"http://127.0.0.1:{server.address().rsplit(':', 1)[1]}"
-        found = ranks(train_damaged_as_jobs, 2, address, str(tmp_path), damages, timeout=300.0)
-    finally:
-        server.shutdown()
+def test_jobs_that_come_and_go_do_so_too(ranks, lighthouse, tmp_path, damages):
+    found = ranks(train_damaged_as_jobs, 2, lighthouse, str(tmp_path), damages, timeout=300.0)
     for damage in damages:
         for a, told in enumerate(found):
             run, whole = (Run.open(tmp_path / name / f"replica-{a}") for name in (damage, "whole"))

@@ -15,7 +15,7 @@ from wideflat.cards.measures import MEASURES
 from wideflat.cards.summary import headline, lines_of
 from wideflat.checks import choice, flag, instance, shown
 from wideflat.checks.options import check_fields
-from wideflat.checks.records import is_format_1, location, reading
+from wideflat.checks.records import location, parts_of, reading
 from wideflat.files import atomic_write, read_whole
 
 __all__ = ["Card", "Entry"]
@@ -132,8 +132,7 @@ class Card:
     @classmethod
     def from_dict(cls, content: Any) -> Card:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or not is_format_1(content, _KIND):
-            raise ValueError(f"expected a {_KIND} of format 1")
+        content = parts_of(_KIND, content, kind=_KIND)
         measures = {measure.name: measure for measure in MEASURES}
         with reading("card"):
             content = _numbers(content)

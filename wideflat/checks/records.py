@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from wideflat.checks import MOST, number, shown
 
-__all__ = ["array", "check_state_dict", "dense", "is_format_1", "location", "of_shape", "reading", "share"]
+__all__ = ["array", "check_state_dict", "dense", "location", "of_shape", "parts_of", "reading", "share"]
 
 
 def location(name: str, value: Any) -> Path:
@@ -60,16 +60,6 @@ def reading(what: str) -> Iterator[None]:
         raise ValueError(f"this is not a whole {what}: a part is missing or damaged ({reason})") from error
 
 
-def is_format_1(content: dict[str, Any], kind: str | None = None) -> bool:
-    """Does a record say that it is of format 1, and of a kind? Anything may stand in the place of either.
-
-    >>> is_format_1({"format": 1}), is_format_1({"format": np.ones(2)})
-    (True, False)
-    """
-    said, named = content.get("format"), content.get("kind")
-    return isinstance(said, int) and said == 1 and (kind is None or (isinstance(named, str) and named == kind))
-
-
 def array(name: str, value: Any) -> np.ndarray:
     """Numbers as an array of floats with at least one dimension.
 
@@ -89,6 +79,35 @@ def array(name: str, value: Any) -> np.ndarray:
     if made.ndim == 0:
         raise ValueError(f"{name} must be an array of numbers, got {shown(value)}")
     return made
+
+
+def parts_of(what: str, content: Any, arrays: Iterable[str] = (), kind: str | None = None) -> dict[str, Any]:
+    """What stands in a record of format 1, with these parts as arrays. Anything may stand in the place of each.
+
+    Args:
+        what: What it is a record of.
+        content: As it was read.
+        arrays: Names of parts.
+        kind: What the record must say that it is, if it says so.
+
+    Example:
+        >>> parts_of("slice", {"format": 1, "mean": [1, 2]}, ["mean"])
+        {'mean': array([1., 2.])}
+        >>> parts_of("slice", {"format": 2})
+        Traceback (most recent call last):
+        ...
+        ValueError: expected a slice of format 1, got one of format 2
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a {what} of format 1, got {shown(content)}")
+    said, named = content.get("format"), content.get("kind")
+    if kind is not None and not (isinstance(named, str) and named == kind):
+        raise ValueError(f"expected a {what} of format 1, got a record of the kind {shown(named)}")
+    if not (isinstance(said, int) and said == 1):
+        raise ValueError(f"expected a {what} of format 1, got one of format {shown(said)}")
+    parts = {name: value for name, value in content.items() if name != "format"}
+    with reading(what):
+        return {**parts, **{name: array(name, parts[name]) for name in arrays}}
 
 
 def check_state_dict(value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from wideflat.checks import function as checked_function
 from wideflat.checks import instance, number, numbers_of
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import array, is_format_1, reading
+from wideflat.checks.records import array, parts_of, reading
 from wideflat.files import atomic_write, read_json
 from wideflat.notebook import Result, axes_or_new
 
@@ -212,11 +212,7 @@ class Spectrum(Result):
     def from_dict(cls, content: dict[str, Any]) -> Spectrum:
         """The inverse of :meth:`to_dict`."""
         with reading("spectrum"):
-            content = dict(instance("a spectrum", content, dict, "a dictionary"))
-            if not is_format_1(content):
-                raise ValueError("expected a spectrum of format 1")
-            del content["format"]
-            return cls(**{**content, **{name: array(name, content[name]) for name in cls._ARRAYS}})
+            return cls(**parts_of("spectrum", content, cls._ARRAYS))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""

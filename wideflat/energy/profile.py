@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from wideflat import interruption
-from wideflat.checks import flag, instance, number, numbers_of, shown
+from wideflat.checks import flag, instance, number, numbers_of
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import array, is_format_1, reading, share
+from wideflat.checks.records import array, parts_of, reading, share
 from wideflat.energy.certificate import certified_accuracy, lengths_of
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
@@ -276,10 +276,8 @@ class LocalEnergy(Result):
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> LocalEnergy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or not is_format_1(content):
-            found = shown(content.get("format")) if isinstance(content, dict) else repr(type(content).__name__)
-            raise ValueError(f"expected a local-energy profile of format 1, got {found}")
-        values = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+        parts = parts_of("local-energy profile", content)
+        values = {name: value for name, value in parts.items() if name in cls.__dataclass_fields__}
         missing = {"sigmas", "mean", "stderr", "baseline"} - values.keys()
         if missing:
             raise ValueError(f"a local-energy profile must have {', '.join(sorted(missing))}")

@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, flag, instance, numbers_of, shown
+from wideflat.checks import choice, flag, numbers_of, shown
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import array, dense, is_format_1, reading
+from wideflat.checks.records import array, dense, parts_of, reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.alignment import aligned
 from wideflat.energy.blocks import Blocks
@@ -131,12 +131,7 @@ class ShiftProfile(Result):
     def from_dict(cls, content: dict[str, Any]) -> ShiftProfile:
         """The inverse of :meth:`to_dict`."""
         with reading("shift profile"):
-            content = dict(instance("a shift profile", content, dict, "a dictionary"))
-            if not is_format_1(content):
-                raise ValueError("expected format 1")
-            del content["format"]
-            content |= {name: array(name, content[name]) for name in cls._ARRAYS}
-            return cls(**content)
+            return cls(**parts_of("shift profile", content, cls._ARRAYS))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ShiftProfile:

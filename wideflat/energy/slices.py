@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import choice, instance, numbers_of, shown, whole
+from wideflat.checks import choice, numbers_of, shown, whole
 from wideflat.checks.options import check_fields
-from wideflat.checks.records import array, is_format_1, reading
+from wideflat.checks.records import parts_of, reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
@@ -109,11 +109,7 @@ class Slice(Result):
     def from_dict(cls, content: dict[str, Any]) -> Slice:
         """The inverse of :meth:`to_dict`."""
         with reading("slice"):
-            content = dict(instance("a slice", content, dict, "a dictionary"))
-            if not is_format_1(content):
-                raise ValueError("expected format 1")
-            del content["format"]
-            return cls(**{**content, **{name: array(name, content[name]) for name in cls._ARRAYS}})
+            return cls(**parts_of("slice", content, cls._ARRAYS))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Slice:

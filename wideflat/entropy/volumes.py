@@ -12,7 +12,7 @@ import numpy as np
 
 from wideflat.checks import flag, instance
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import is_format_1, reading
+from wideflat.checks.records import parts_of, reading
 from wideflat.entropy.volume import Integration
 from wideflat.files import atomic_write, read_json
 from wideflat.notebook import Result, axes_or_new
@@ -217,8 +217,7 @@ class FreeEntropy(Result):
     @classmethod
     def from_dict(cls, content: Any) -> FreeEntropy:
         """The inverse of :meth:`to_dict`."""
-        if not isinstance(content, dict) or not is_format_1(content, cls.KIND):
-            raise ValueError(f"expected a {cls.KIND} of format 1")
+        content = parts_of(cls.KIND, content, kind=cls.KIND)
         with reading(cls.KIND):
             points = [Integration.from_dict(point) for point in content["points"]]
             return cls(points, instance("conventions", content["conventions"], dict), content["complete"])
