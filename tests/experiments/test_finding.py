@@ -70,8 +70,8 @@ def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
 def test_the_sentence_of_the_demo_is_about_both_networks():
     assert sentence(planted(0, +2), committee(-5, -2)).startswith(
         "In the committee machine Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 5.0 ± 0.2 "
-        "points of error less); no difference shows in the deep network (0.0 ± 0.2 more); its test error is lower in the "
-        "committee machine (2.0 ± 0.2 less) and higher in the deep network (2.0 ± 0.2 more). ("
+        "points of error less); no difference shows in the deep network (0.0 ± 0.2 more); its test error is lower in "
+        "the committee machine (2.0 ± 0.2 less) and higher in the deep network (2.0 ± 0.2 more). ("
     )
     assert sentence(planted(+5, 0), committee(+3, 0)).startswith(
         "Entropy-SGD ends in sharper minima than SGD: noise on its weights costs 3.0 ± 0.2 points of error more in the "
