@@ -208,7 +208,7 @@ def balanced():
 
 
 def hessian_of_a_new_network():
-    """The Hessian of a tanh network of 101 weights before any training: as much down as up."""
+    """The Hessian of a tanh network of 98 weights before any training: as much down as up."""
     torch.manual_seed(52)
     model = torch.nn.Sequential(torch.nn.Linear(5, 14), torch.nn.Tanh(), torch.nn.Linear(14, 1, bias=False)).double()
     inputs, targets = torch.randn(60, 5, dtype=torch.float64), torch.randn(60, 1, dtype=torch.float64)
