@@ -87,6 +87,17 @@ def test_time_goes_where_the_error_bars_are_largest(subject, monkeypatch):
     )
 
 
+def test_of_equal_error_bars_none_is_forgotten(subject, monkeypatch):
+    """Bars that do not shrink: each has its turn."""
+    names = ("relative", "filter")
+    same = {"join": lambda a, b: a, "uncertainty": lambda _: math.inf}
+    equal = tuple(Measure(name, name, LocalEnergy, 1, fake(0.1, 0.01), **same) for name in names)
+    monkeypatch.setattr(measuring, "MEASURES", equal)
+    found = card(*subject, quick=True, minutes=0.02, progress=False)
+    rounds = [found.entries[name].rounds for name in names]
+    assert min(rounds) > 1 and max(rounds) - min(rounds) <= 1
+
+
 def test_nothing_is_measured_again_that_is_exact_enough(subject, monkeypatch):
     replaced(monkeypatch, relative=fake(0.001))
     assert card(*subject, quick=True, minutes=0.05, progress=False).entries["relative"].rounds == 1
@@ -129,7 +140,7 @@ def test_a_line_of_progress_has_80_columns(subject, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 15 and max(map(len, lines)) <= 80
     assert lines[1].endswith("now relative  then filter and 6 more") and "left" in lines[1]
-    assert lines[9].endswith("now entropy, round 2  then 40.0 min more")
+    assert lines[9].endswith("now at_w, round 2  then 40.0 min more")
 
 
 def test_the_network_is_left_as_it_was(subject, measured):

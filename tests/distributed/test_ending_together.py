@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import wideflat
-from wideflat.distributed.ending_together import ending_together
+from wideflat.distributed.ending_together import _connection, ending_together
 from wideflat.training import Diverged
 
 
@@ -38,7 +38,8 @@ def raise_on_both_ranks():
     with ending_together():
         if dist.get_rank() == 1:
             raise ValueError("the first error")
-        dist.distributed_c10d._get_default_store().wait(["wideflat/failure"])  # the other has reported
+        store = _connection(dist.distributed_c10d._get_default_store())
+        store.wait(["wideflat/failure"])  # the other has reported
         raise Diverged("the loop has diverged")
 
 

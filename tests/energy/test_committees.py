@@ -58,3 +58,4 @@ def test_the_profile_of_several_committees_is_their_mean():
         values.std(0, ddof=1) / 5**0.5
     )
     assert profile.conventions["noise"] == "exact" and profile.conventions["perturbed"] == 18
+    assert str(profile).splitlines()[1].endswith("exact") and "standard error: over" in str(profile)

@@ -183,7 +183,7 @@ class _Attention(torch.nn.Module):
 
 
 def fisher_of_an_attention():
-    """The Gauss-Newton matrix, diag(w) on both sides, of an attention layer of 138 weights on a rule with exceptions."""
+    """diag(w) G diag(w), G the Gauss-Newton matrix of an attention layer of 138 weights on a rule with exceptions."""
     torch.manual_seed(45)
     words = torch.randint(6, (120, 3))
     targets = torch.where(torch.rand(120) < 0.8, words.sum(1) % 3, torch.randint(3, (120,)))
@@ -195,6 +195,35 @@ def fisher_of_an_attention():
 
 
 FOURTH = {f.__name__: f for f in (spiked, lognormal, saddle, hessian_of_learned_labels, fisher_of_an_attention)}
+
+
+# Of those the trace of the saddle did not hold with 16 probes (93.5 %): the covariance of its two parts had been left
+# out. Written down after that was mended, and before either was tried.
+
+
+def balanced():
+    """As much on either side, with long tails."""
+    values = np.sort(np.random.default_rng(51).laplace(0, 1, 160))
+    return values, [values[-1], values[0]]
+
+
+def hessian_of_a_new_network():
+    """The Hessian of a tanh network of 98 weights before any training: as much down as up."""
+    torch.manual_seed(52)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 14), torch.nn.Tanh(), torch.nn.Linear(14, 1, bias=False)).double()
+    inputs, targets = torch.randn(60, 5, dtype=torch.float64), torch.randn(60, 1, dtype=torch.float64)
+    names, weights = zip(*((name, p.detach()) for name, p in model.named_parameters()), strict=True)
+
+    def loss(flat):
+        parts = [x.view(w.shape) for x, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
+        found = torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (inputs,))
+        return (found - targets).square().mean()
+
+    flat = torch.cat([w.flatten() for w in weights])
+    return _eigenvalues(torch.autograd.functional.hessian(loss, flat))
+
+
+FIFTH = {f.__name__: f for f in (balanced, hessian_of_a_new_network)}
 
 
 def rules_of(values, probes, seed, steps=STEPS):
@@ -234,22 +263,15 @@ def coverage(spectrum, counts, repetitions, seed):
     return {probes: np.mean(rows, axis=0) for probes, rows in hits.items()}
 
 
-#: What did not hold: 40 eigenvalues seen by 2 probes, 93.2 % at one point. Nor did traces: 88.5 % with 2 probes and
-#: 92.4 with 4 where one eigenvalue is nearly everything, 93.0 with 2 where five are. Of the convolutional network, two
-#: of whose 151 are two thirds of the trace, the density at the edge of the bulk (90.4 with 2 probes, 93.0 with 4) and
-#: the trace (90.1 and 92.2); of the perceptron the trace with 2 (92.8).
-KNOWN = {("few", 2), ("fisher_of_a_convolution", 2), ("fisher_of_a_convolution", 4)}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", [*FIRST, *SECOND, *THIRD])
+@pytest.mark.parametrize("name", [*FIRST, *SECOND, *THIRD, *FOURTH, *FIFTH])
 def test_the_intervals_hold_on_spectra_that_nothing_was_chosen_by(name):
-    found = coverage({**FIRST, **SECOND, **THIRD}[name](), (2, 4, 8, 16), REPETITIONS, seed=100_000)
+    spectrum = {**FIRST, **SECOND, **THIRD, **FOURTH, **FIFTH}[name]()
+    found = coverage(spectrum, (2, 4, 8, 16), REPETITIONS, seed=100_000)
     for probes, (*covered, trace) in found.items():
         print(f"\n{name} probes={probes} density {[round(100 * c, 1) for c in covered]} trace {100 * trace:.1f}")
-    assert all((covered[:-1] >= HOLDS).all() or (name, probes) in KNOWN for probes, covered in found.items())
-    assert all(covered[-1] >= HOLDS for probes, covered in found.items() if probes >= 8)  # traces
+    assert all((covered >= HOLDS).all() for covered in found.values())
 
 
 def test_the_intervals_hold_in_a_short_run():

@@ -35,7 +35,8 @@ def test_says_at_each_moment_which_of_how_many_steps_runs(small):
 def test_the_page_begins_with_the_finding(small):
     found, _, _ = small
     text = found.write_report().read_text()
-    parts = (f"<h1>{html.escape(found.finding())}", "wideflat demo</p>", "What was asked")
+    sentence, about = found.finding().split(" (± 95 %", 1)
+    parts = (f"<h1>{html.escape(sentence)}</h1>", "wideflat demo</p>", html.escape(about), "What was asked")
     assert sorted(parts, key=text.index) == list(parts)
     for part in ("SmallConvNet", "wideflat.EntropySGD(model.parameters()", "Free entropy", "committee machine"):
         assert part in text

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from wideflat.experiments import demo
 from wideflat.experiments.committee_charts import in_one_sentence
-from wideflat.experiments.demo import sentence
 from wideflat.experiments.finding import Contrast, against, said
 from wideflat.experiments.table import Table
 
@@ -23,6 +23,10 @@ def test_one_value_gives_a_difference_and_no_interval():
     assert found.sign == 0 and math.isnan(found.low) and "too few to say" in str(found)
     assert Contrast.of([], [1.0]) is None and Contrast.of([math.nan], [1.0]) is None
     assert Contrast.of([1.0, 1.0], [2.0, 2.0]).sign == -1
+
+
+def sentence(*tables, **options):
+    return " ".join(demo.sentence(*tables, **options)).strip()
 
 
 def planted(energy, error, trained=0.0):
@@ -48,7 +52,7 @@ def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
     assert sentence(planted(-5, -2)) == (
         "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
         "deep network; its test error is lower in the deep network (2.0 ± 0.2 less). "
-        "(± 95 %; 3 trainings each; no training errors.)"
+        "(± 95 %; 3 trainings each; no training errors)"
     )
     sharper = sentence(planted(+5, +2))
     assert sharper.startswith(
@@ -65,9 +69,9 @@ def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
 
 def test_the_sentence_of_the_demo_is_about_both_networks():
     assert sentence(planted(0, +2), committee(-5, -2)).startswith(
-        "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
-        "committee machine; no difference shows in the deep network (0.0 ± 0.2 more); its test error is lower in the "
-        "committee machine (2.0 ± 0.2 less) and higher in the deep network (2.0 ± 0.2 more). ("
+        "In the committee machine Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 5.0 ± 0.2 "
+        "points of error less); no difference shows in the deep network (0.0 ± 0.2 more); its test error is lower in "
+        "the committee machine (2.0 ± 0.2 less) and higher in the deep network (2.0 ± 0.2 more). ("
     )
     assert sentence(planted(+5, 0), committee(+3, 0)).startswith(
         "Entropy-SGD ends in sharper minima than SGD: noise on its weights costs 3.0 ± 0.2 points of error more in the "
@@ -75,21 +79,19 @@ def test_the_sentence_of_the_demo_is_about_both_networks():
         "and 0.0 ± 0.2 more). ("
     )
     assert sentence(planted(+5, 0), committee(-5, -2)).startswith(
-        "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
-        "committee machine, but in sharper ones in the deep network (5.0 ± 0.2 more); its test error is lower in the "
+        "In the committee machine Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 5.0 ± 0.2 "
+        "points of error less); in sharper ones in the deep network (5.0 ± 0.2 more); its test error is lower in the "
         "committee machine (2.0 ± 0.2 less) and not clearly another in the deep network (0.0 ± 0.2 more). ("
     )
 
 
 def test_the_training_errors_at_which_they_are_compared_are_said():
-    assert sentence(planted(-5, -2, trained=0.13)).endswith(
-        "(± 95 %; 3 trainings each; training errors at most 0.2 %.)"
-    )
+    assert sentence(planted(-5, -2, trained=0.13)).endswith("(± 95 %; 3 trainings each; training errors at most 0.2 %)")
     assert sentence(planted(-5, -2, trained=1.7)).endswith(
-        "; careful: the training errors are 1.7 against 0.0 % in the deep network.)"
+        "; careful: the training errors are 1.7 against 0.0 % in the deep network)"
     )
     assert sentence(planted(-5, -2), committee(0, 0, wrong=5)).endswith(
-        "; careful: the training errors are 1.0 against 1.0 % in the committee machine.)"
+        "; careful: the training errors are 1.0 against 1.0 % in the committee machine)"
     )
     assert "10.0 against 10.0 % in the committee" in sentence(planted(-5, -2), committee(0, 0, wrong=5), patterns=50)
 

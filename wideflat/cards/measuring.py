@@ -211,15 +211,18 @@ class _Measurement:
         entry.seconds += time.monotonic() - begun
 
     def _next(self) -> Measure | None:
-        """The measure with the largest error bar of those that another round fits in for."""
+        """The measure with the largest error bar of those that another round fits in for; of equal ones, that which has
+        had the fewest rounds.
+        """
         left = self._left
         if left is None:
             return None
-        worth: dict[float, Measure] = {}
+        worth: list[tuple[float, int, Measure]] = []
         for measure in MEASURES:
             entry = self.card.entries[measure.name]
             if measure.join is None or entry.result is None or entry.reason:
                 continue
             if entry.seconds / entry.rounds <= left:
-                worth[measure.uncertainty(entry.result)] = measure
-        return worth[max(worth)] if worth and max(worth) > ENOUGH else None
+                worth.append((measure.uncertainty(entry.result), -entry.rounds, measure))
+        best = max(worth, key=lambda each: each[:2], default=None)
+        return best[2] if best is not None and best[0] > ENOUGH else None

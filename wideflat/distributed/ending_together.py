@@ -62,7 +62,7 @@ def _connection(store: Any) -> Any:
         return store.clone()
     store = store._underlying_non_prefix_store  # torch before 2.8 has no clone
     if isinstance(store, dist.TCPStore):
-        return dist.TCPStore(store.host, store.port, is_master=False, timeout=store.timeout)
+        return dist.TCPStore(store.host, store.port, is_master=False)
     return store
 
 

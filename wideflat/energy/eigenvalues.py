@@ -29,6 +29,7 @@ GHOST = 1e-3
 #: The tails of an interval are those of 95 % times P / (P + FEW): the second moment is of the same P probes.
 FEW = 6
 
+
 @dataclass
 class Density:
     """The density of eigenvalues, smoothed by a Gaussian.
@@ -104,7 +105,8 @@ class Spectrum(Result):
 
         Where a few eigenvalues make up most of a mean, probes that miss them have a small mean *and* a small standard
         error: two standard errors are then too little. This interval is that of the density, for the positive and for
-        the negative part of f, and of their difference (each end by the root of the sum of squares of both).
+        the negative part of f, and of their difference: each end by the root of the sum of squares of both and of their
+        covariance, which is negative (the components of a probe have one sum of squares).
 
         Args:
             function: The f, of arrays.
@@ -112,9 +114,18 @@ class Spectrum(Result):
         values = self._values(function)
         up, down = (self._interval(np.maximum(part, 0.0)[None]) for part in (values, -values))
         center = up.mean - down.mean
-        lower = center - np.hypot(up.mean - up.lower, down.upper - down.mean)
-        upper = center + np.hypot(up.upper - up.mean, down.mean - down.lower)
+        quantile = -torch.special.ndtri(torch.tensor(self._tail)).item()
+        both = (
+            4 * quantile**2 * up.mean * down.mean / ((self.size + 2) * len(self.nodes))
+        )  # what one gains, the other loses
+        lower = center - np.sqrt((up.mean - up.lower) ** 2 + (down.upper - down.mean) ** 2 + both)
+        upper = center + np.sqrt((up.upper - up.mean) ** 2 + (down.mean - down.lower) ** 2 + both)
         return float(lower[0]), float(upper[0])
+
+    @property
+    def _tail(self) -> float:
+        """Of an interval, on either side."""
+        return 0.025 * len(self.nodes) / (len(self.nodes) + FEW)
 
     def _interval(self, values: np.ndarray, points: np.ndarray | None = None, width: float = 0.0) -> Density:
         """The mean over eigenvalues of what is not negative at the nodes (last two axes), with its interval."""
@@ -122,8 +133,7 @@ class Spectrum(Result):
         second = (values**2 * self.weights).sum(-1).mean(-1)
         seen = np.where(self.weights * self.size > GHOST, values, 0.0).max((-2, -1))
         second = np.maximum(second, seen**2 / self.size)  # there is at least one eigenvalue, however little it was seen
-        tail = 0.025 * len(self.nodes) / (len(self.nodes) + FEW)
-        lower, upper = (self._end(share, mean, second) for share in (1 - tail, tail))
+        lower, upper = (self._end(share, mean, second) for share in (1 - self._tail, self._tail))
         return Density(np.zeros(0) if points is None else points, mean, np.sqrt(variance), lower, upper, width)
 
     def _moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

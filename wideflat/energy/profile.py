@@ -376,6 +376,7 @@ class LocalEnergy(Result):
             f"{c.get('metric', 'error')}{meaning} of {c['architecture']}" if "architecture" in c else "",
             f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
             f"noise: {c['noise']}" if "noise" in c else "",
+            f"standard error: {c['stderr']}" if "stderr" in c else "",
             f"perturbed: {c['parameters']}" if "parameters" in c else "",
             f"scale: {c['scale']}" if c.get("scale", "relative") != "relative" else "",
             f"{c['unmoved']} of {c['perturbed']} weights cannot move" if c.get("unmoved") else "",
@@ -404,7 +405,9 @@ class LocalEnergy(Result):
         lines = [f"{'sigma':>8} {'dE':>11} {'stderr':>10} {'passes':>8}"]
         with reading("local-energy profile"):
             rows = zip(self.sigmas, self.mean, self.stderr, self.passes, strict=True)
-            lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:8.3g}" for s, m, e, p in rows]
+            exact = self.conventions.get("noise") == "exact"
+            shown = ((s, m, e, "exact" if exact else f"{p:.3g}") for s, m, e, p in rows)
+            lines += [f"{s:8.4g} {m:11.5f} {e:10.2g} {p:>8}" for s, m, e, p in shown]
             lines.append(f"E(w) = {self.baseline:.5f}" + ("" if self.complete else "   (not complete)"))
             lines += [line for line in (self.about(), self._doubt()) if line]
         return "\n".join(lines)

@@ -156,7 +156,10 @@ class Demo:
     # ---- drawing
 
     def finding(self) -> str:
-        """What came out, in one sentence."""
+        """What came out, in one sentence, and what its numbers are."""
+        return " ".join(self._finding())
+
+    def _finding(self) -> tuple[str, str]:
         return sentence(self.networks, self.committee.table("restarts"))
 
     def rows(self) -> tuple[list[str], list[list[object]]]:
@@ -172,8 +175,9 @@ class Demo:
 
     def write_report(self) -> Path:
         """The page, of what is there."""
+        text, about = self._finding()
         page = Page(
-            "wideflat demo", "Dresses and coats of Fashion-MNIST, embedded in the package", finding=self.finding()
+            "wideflat demo", f"Dresses and coats of Fashion-MNIST, embedded in the package {about}", finding=text
         )
         page.section("What was asked")
         page.paragraph(QUESTION)
@@ -259,8 +263,8 @@ def train(
     return model.eval().requires_grad_(False)
 
 
-def sentence(networks: Table, restarts: Table | None = None, patterns: int = PATTERNS) -> str:
-    """Entropy-SGD against SGD: which is flatter, which has the lower test error, and at which training errors.
+def sentence(networks: Table, restarts: Table | None = None, patterns: int = PATTERNS) -> tuple[str, str]:
+    """Entropy-SGD against SGD: which is flatter, which has the lower test error; and of how many trainings, how far.
 
     Args:
         networks: Columns ``algorithm``, ``train_error``, ``energy`` and ``test_error``, in fractions.
@@ -280,7 +284,7 @@ def sentence(networks: Table, restarts: Table | None = None, patterns: int = PAT
     text = finding("Entropy-SGD", "SGD", energy, error)
     counts = sorted({len(part) for parts in cases.values() for part in parts})
     each = f"{listed(list(map(str, counts)))} training{'s' * (counts[-1] > 1)} each"
-    return f"{text} (± 95 %; {each}{_at(trained)}.)" if counts[-1] else text
+    return text, f"(± 95 %; {each}{_at(trained)})" if counts[-1] else ""
 
 
 def _at(trained: Mapping[str, Sequence[np.ndarray]]) -> str:

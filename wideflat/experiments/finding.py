@@ -116,18 +116,16 @@ def finding(
         return f"Nothing is known yet about {name} against {reference}."
     (sign, first), *rest = _by_sign(known)
     whose = f"{name}'s" if sign == 0 else "its"
-    words = {
-        -1: f"{name} ends in flatter minima than {reference}",
-        1: f"{name} ends in sharper minima than {reference}",
-    }
-    words[0] = f"Neither {name} nor {reference} ends in clearly flatter minima"
+    words = {way: f"{name} ends in {word} minima than {reference}" for way, word in ((-1, "flatter"), (1, "sharper"))}
+    words[0] = f"neither {name} nor {reference} ends in clearly flatter minima"
     units = [" points of error", *[""] * (len(first) - 1)]  # once is enough
-    places = [
-        f"{each.brief(unit)}{',' * math.isnan(each.low)} in {where}"
-        for unit, (where, each) in zip(units, first.items(), strict=True)
-    ]
-    more = {1: ", but in sharper ones in ", 0: "; no difference shows in "}
-    flat = f"{words[sign]}: noise on {whose} weights costs {listed(places)}"
+    causes = [each.brief(unit) + "," * math.isnan(each.low) for unit, each in zip(units, first.values(), strict=True)]
+    if rest:  # not everywhere: where comes first
+        flat = f"in {listed(list(first))} {words[sign]} (noise on {whose} weights costs {listed(causes)})"
+    else:
+        places = listed([f"{cause} in {where}" for cause, where in zip(causes, first, strict=True)])
+        flat = f"{words[sign]}: noise on {whose} weights costs {places}"
+    more = {1: "; in sharper ones in ", 0: "; no difference shows in "}
     clauses = [flat + "".join(more[sign] + _places(group) for sign, group in rest)]
     if errors and all(contrast.sign == 0 for contrast in errors.values()):
         clauses.append(f"test errors do not differ clearly ({listed([each.brief() for each in errors.values()])})")
