@@ -21,10 +21,10 @@ def entropic(params, base=torch.optim.AdamW, settings=None, capturable=False, **
     return wideflat.Entropic(inner, capturable=capturable, **cycle)
 
 
-def around_two(params, base=partial(torch.optim.SGD, **SGD), capturable=False, **changes):
+def around_two(params, base=torch.optim.SGD, settings=SGD, capturable=False, **changes):
     """The first of them has two groups, so that those of the second are at other places in its own list."""
     groups = [{"params": params[:1]}, {"params": params[4:], "lr": 0.01}]
-    inner = base(groups, lr=0.02), torch.optim.AdamW(params[1:4], lr=0.02)
+    inner = base(groups, lr=0.02, **settings), torch.optim.AdamW(params[1:4], lr=0.02)
     cycle = {"inner_steps": 4, "pull": 1.0, "alpha": 0.5, "epsilon": 0.1} | changes
     return wideflat.Entropic(*inner, capturable=capturable, **cycle)
 
@@ -266,7 +266,7 @@ def test_muon_and_adamw_are_one_graph():
     """Its products of matrices are traced, too."""
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("torch has no Muon")
-    make = partial(around_two, base=torch.optim.Muon, epsilon=0.0)
+    make = partial(around_two, base=torch.optim.Muon, settings={}, epsilon=0.0)
     params, others = parameters(), parameters()
     opt, other = make(params), make(others)
     graphs = Graphs()
