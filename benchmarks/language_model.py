@@ -181,7 +181,9 @@ def energy(perturbations: int, sigma: float = 0.05) -> None:
     own = statistics.stdev(values) / len(values) ** 0.5
     print(f"\nlocal energy of the loss at sigma {sigma}, {perturbations} perturbations:")
     print(f"  naive {statistics.mean(values):.5f} ± {own:.5f}, wideflat {float(profile.mean[-1]):.5f} ± {error:.5f}")
-    print(f"  the naive loop takes {ratio:.2f} times as long, {ratio * (own / error) ** 2:.2f} to the same standard error")
+    print(
+        f"  the naive loop takes {ratio:.2f} times as long, {ratio * (own / error) ** 2:.2f} to the same standard error"
+    )
 
 
 def main() -> None:

@@ -21,6 +21,14 @@ def entropic(params, base=torch.optim.AdamW, settings=None, capturable=False, **
     return wideflat.Entropic(inner, capturable=capturable, **cycle)
 
 
+def around_two(params, base=torch.optim.SGD, settings=SGD, capturable=False, **changes):
+    """The first of them has two groups, so that those of the second are at other places in its own list."""
+    groups = [{"params": params[:1]}, {"params": params[4:], "lr": 0.01}]
+    inner = base(groups, lr=0.02, **settings), torch.optim.AdamW(params[1:4], lr=0.02)
+    cycle = {"inner_steps": 4, "pull": 1.0, "alpha": 0.5, "epsilon": 0.1} | changes
+    return wideflat.Entropic(*inner, capturable=capturable, **cycle)
+
+
 OPTIMIZERS = {
     "EntropySGD": partial(wideflat.EntropySGD, epsilon=0.1, **CYCLE, **SGD),
     "EntropySGD, no momentum, no mean": partial(wideflat.EntropySGD, alpha=0.0, momentum=0.0, **CYCLE),
@@ -31,6 +39,7 @@ OPTIMIZERS = {
     "Entropic(SGD)": partial(entropic, base=torch.optim.SGD, settings=SGD),
     "Entropic(AdamW)": entropic,
     "Entropic, no pull, no noise": partial(entropic, pull=0.0, alpha=0.0, epsilon=0.0, outer_momentum=0.0),
+    "Entropic(SGD, AdamW)": around_two,
     "SNOO": lambda params, **changes: wideflat.SNOO(torch.optim.AdamW(params, lr=0.02), inner_steps=4, **changes),
 }
 every = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -106,7 +115,7 @@ def test_a_captured_step_is_the_ordinary_one(name):
 
 
 #: Traced in every run of the tests; the others in slow ones.
-TRACED = ("EntropySGD", "Lookahead", "Entropic(SGD)", "Entropic(AdamW)")
+TRACED = ("EntropySGD", "Lookahead", "Entropic(SGD)", "Entropic(AdamW)", "Entropic(SGD, AdamW)")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in TRACED else pytest.mark.slow) for n in OPTIMIZERS])
@@ -252,21 +261,19 @@ def test_what_cannot_be_captured_is_compiled_in_pieces():
     assert_close(params, others, opt, other)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo")
-@pytest.mark.parametrize("how", ["captured", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_several_inner_optimizers_are_captured_and_compiled_in_pieces(how):
-    """As one graph the tracer would look for the groups of the second in the places of the first: an index error."""
-
-    def make(params, **changes):
-        inner = torch.optim.SGD(params[:2], lr=0.02, **SGD), torch.optim.AdamW(params[2:], lr=0.02)
-        return wideflat.Entropic(*inner, inner_steps=4, pull=1.0, alpha=0.5, **changes)
-
-    params, others = parameters(torch.float64), parameters(torch.float64)
-    opt, other = make(params), make(others, capturable=how == "captured")
-    torch._dynamo.reset()
+@pytest.mark.slow
+def test_muon_and_adamw_are_one_graph():
+    """Its products of matrices are traced, too."""
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon")
+    make = partial(around_two, base=torch.optim.Muon, settings={}, epsilon=0.0)
+    params, others = parameters(), parameters()
+    opt, other = make(params), make(others)
+    graphs = Graphs()
     run(params, opt.step, steps=10)
-    run(others, other.step if how == "captured" else torch.compile(other.step, backend="eager"), steps=10)
-    assert_close(params, others, opt, other, 1e-10 if how == "captured" else 1e-5)
+    run(others, compiled(other, graphs), steps=10)
+    assert graphs.count == 1
+    assert_close(params, others, opt, other)
 
 
 @pytest.mark.slow

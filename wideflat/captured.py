@@ -83,13 +83,7 @@ class Captured(Centered):
             )
 
     def _is_captured(self) -> bool:
-        if torch.compiler.is_compiling():
-            return self._obstacle is None and self._is_traceable()
-        return self._obstacle is None and self.capturable
-
-    def _is_traceable(self) -> bool:
-        """Whether torch's tracer can follow a captured step."""
-        return True
+        return self._obstacle is None and (self.capturable or torch.compiler.is_compiling())
 
     # --------------------------------------------------------------------------------------------- what subclasses say
 
@@ -133,6 +127,10 @@ class Captured(Centered):
         what it has put into lists for inputs of the graph. What decides about them is guarded by the tracer.
         """
         if torch.compiler.is_compiling():
+            if len(self.inner) > 1:
+                self._prepare_first()
+                for inner in self.inner:  # the tracer then knows their groups by their places there, as their steps do
+                    len(inner.param_groups)
             self._init_group()  # before anybody has looked at the counters: they become tensors
         self._refuse_at_center("step()")
         loss = None
@@ -293,6 +291,12 @@ class Captured(Centered):
             _set_at_rest(inner)
             self._cores[type(inner)] = inspect.unwrap(type(inner).step)
             inner._opt_called = True  # type: ignore[attr-defined] # what a scheduler asks for
+
+    @torch.compiler.assume_constant_result
+    def _prepare_first(self) -> bool:
+        """As above, where the tracer has not called ``_init_group`` yet: it runs this when it traces, and not again."""
+        self._prepare()
+        return True
 
     def _counters_on(self, device: torch.device) -> None:
         """Make tensors of the counters, one of each for all groups."""

@@ -181,10 +181,6 @@ class Entropic(Cycles):
             return mu
         return super()._pseudo_gradients(part)
 
-    def _is_traceable(self) -> bool:
-        """With one inner optimizer: the tracer knows a group by its place in one list, and these have several."""
-        return len(self.inner) == 1
-
     def _move(self, groups: list[Lists]) -> None:
         pull: Real = self._record["pull"]
         for going in groups:

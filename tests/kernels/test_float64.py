@@ -178,7 +178,5 @@ def test_a_measure_gives_there_what_it_gives_on_the_cpu(name):
     found = MEASURES[name](*example())
     with played(has_float64=False):
         there = MEASURES[name](*moved(*example()))
-    ours, theirs = (
-        [[*m.log_z, *m.stderr] if name == "free_entropy" else [m.baseline, *m.mean] for m in (found, there)]
-    )
+    ours, theirs = [[*m.log_z, *m.stderr] if name == "free_entropy" else [m.baseline, *m.mean] for m in (found, there)]
     assert theirs == pytest.approx(ours, rel=1e-3)

@@ -35,7 +35,7 @@ def agree(a: Any, b: Any, scale: Any = None, slack: float = 256.0) -> bool:
 
 
 def _largest(part: Tensor) -> float:
-    """The largest finite size of a number; 0 where there is none. Few tensors have another number, and one look tells."""
+    """The largest finite size of a number; 0 where there is none. Most tensors have no others: one look tells."""
     if part.numel() == 0:
         return 0.0
     if not part.is_complex() and math.isfinite(largest := float(part.abs().max())):

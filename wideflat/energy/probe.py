@@ -4,8 +4,8 @@ A measurement evaluates the same examples many times, in batches that it may cut
 for a network whose outputs are a function of weights and inputs, that leaves its inputs alone, and, where every example
 has noise of its own, whose examples do not influence each other. Nothing of this is visible in its layers, so it is
 tried: twice the same batch, then the batch in reverse order without its first example, then some examples in company of
-themselves alone. The second time a network that takes labels by name gets none, if it answers the same without them: its
-own loss is a tenth of the work of a language model.
+themselves alone. The second time a network that takes labels by name gets none, and none from then on if it answers the
+same without them: its own loss is a tenth of the work of a language model.
 """
 
 from __future__ import annotations

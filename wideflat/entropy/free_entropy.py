@@ -48,8 +48,8 @@ from wideflat.entropy.volume import Integration
 from wideflat.entropy.volumes import FreeEntropy
 from wideflat.entropy.walks import Effort, Walk, first_trajectories
 from wideflat.files import atomic_write, must_not_swell
-from wideflat.progress import Progress
 from wideflat.kernels.float64 import doubled
+from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
 __all__ = ["Interrupted", "free_entropy"]

@@ -1,5 +1,5 @@
-/* A block of numbers at a time where the processor has AVX-512: sixteen words side by side, and their numbers looked up
- * while the block before is worked on. The same words and numbers as without. */
+/* A block of numbers at a time where the processor has AVX-512: sixteen words side by side. A block is so small that the
+ * processor looks its numbers up while it still works with those before. The same words and numbers as without. */
 #ifndef WIDEFLAT_LANES_H
 #define WIDEFLAT_LANES_H
 
@@ -35,12 +35,14 @@ ALWAYS_INLINE Eight after(Eight s, const Jumps *by) {
     const Eight f = by->factor, a = by->added;
     const __m512i ones = _mm512_set1_epi64(0xffffffff);
     const __m512i s1 = _mm512_srli_epi64(s.low, 32), f1 = _mm512_srli_epi64(f.low, 32);
-    const __m512i cross = _mm512_add_epi64(_mm512_mul_epu32(s1, f.low), _mm512_srli_epi64(_mm512_mul_epu32(s.low, f.low), 32));
+    const __m512i below = _mm512_srli_epi64(_mm512_mul_epu32(s.low, f.low), 32);
+    const __m512i cross = _mm512_add_epi64(_mm512_mul_epu32(s1, f.low), below);
     const __m512i other = _mm512_add_epi64(_mm512_mul_epu32(s.low, f1), _mm512_and_epi64(cross, ones));
     const __m512i carried = _mm512_add_epi64(_mm512_srli_epi64(cross, 32), _mm512_srli_epi64(other, 32));
     const __m512i outer = _mm512_add_epi64(_mm512_mullo_epi64(s.high, f.low), _mm512_mullo_epi64(s.low, f.high));
     const __m512i low = _mm512_add_epi64(_mm512_mullo_epi64(s.low, f.low), a.low);
-    const __m512i high = _mm512_add_epi64(_mm512_add_epi64(_mm512_mul_epu32(s1, f1), carried), _mm512_add_epi64(outer, a.high));
+    const __m512i above = _mm512_add_epi64(_mm512_mul_epu32(s1, f1), carried);
+    const __m512i high = _mm512_add_epi64(above, _mm512_add_epi64(outer, a.high));
     const __mmask8 carry = _mm512_cmplt_epu64_mask(low, a.low);
     return (Eight){low, _mm512_mask_sub_epi64(high, carry, high, _mm512_set1_epi64(-1))};
 }
@@ -106,12 +108,14 @@ ALWAYS_INLINE void look_up_block(const float *upper, const __m512i *bits, float 
         __builtin_memcpy(&b, upper + index[i + 1], 4);
         __builtin_memcpy(&c, upper + index[i + 2], 4);
         __builtin_memcpy(&d, upper + index[i + 3], 4);
-        __asm__ volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d)); /* as they are: a vector of them is made more slowly */
+        __asm__ volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d)); /* to make a vector of them takes longer */
         to[i] = a, to[i + 1] = b, to[i + 2] = c, to[i + 3] = d;
     }
     for (int quarter = 0; quarter < 4; quarter++) {
-        const __m256i some = quarter % 2 ? _mm512_extracti64x4_epi64(bits[quarter / 2], 1) : _mm512_castsi512_si256(bits[quarter / 2]);
-        const __m512i sign = _mm512_andnot_si512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16), _mm512_set1_epi32(INT32_MIN));
+        const __m512i half = bits[quarter / 2];
+        const __m256i some = quarter % 2 ? _mm512_extracti64x4_epi64(half, 1) : _mm512_castsi512_si256(half);
+        const __m512i top = _mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16);
+        const __m512i sign = _mm512_andnot_si512(top, _mm512_set1_epi32(INT32_MIN));
         float *here = out + 16 * quarter;
         _mm512_storeu_si512(here, _mm512_xor_si512(_mm512_loadu_si512(here), sign));
     }
