@@ -190,6 +190,7 @@ class Replicas(nn.Module):
         function("criterion", criterion)
         if (count := _count(batches)) != len(self.models):
             raise ValueError(f"expected a mini-batch for each of the {len(self.models)} replicas, got {count}")
+        batches = list(batches)
         if isinstance(batches[0], Mapping):
             pairs = zip(self.models, batches, strict=True)
             losses = [_own_loss(called("the network", model, **_named(batch))) for model, batch in pairs]

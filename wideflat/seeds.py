@@ -39,6 +39,8 @@ def as_seed(seed: Any) -> int:
         plain = int(seed)
     except Exception:  # it is none, or has no content, or is of the user's own kind, which fails
         raise TypeError(f"seed must be a whole number, got {shown(seed)}") from None
+    if abs(plain) >= 10**40:
+        raise ValueError(f"seed must have at most 40 digits, got {shown(plain)}")
     if isinstance(seed, float) and plain != seed:
         raise TypeError(f"seed must be a whole number, got {shown(seed)}")
     return plain

@@ -85,7 +85,7 @@ def test_a_loader_generator_is_put_back():
 def test_errors_say_what_is_wrong():
     with pytest.raises(ValueError, match="same length"):
         Blocks((torch.zeros(3), torch.zeros(4)), 2)
-    with pytest.raises(TypeError, match="got int"):
+    with pytest.raises(TypeError, match="got 3"):
         Blocks(3, 2)
     with pytest.raises(ValueError, match="empty"):
         Blocks([], 2)

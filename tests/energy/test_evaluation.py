@@ -90,7 +90,7 @@ def test_arrays_of_numpy(dtype):
         (lambda: Evaluation(None, "error", "eval", None), "model must be a torch.nn.Module"),
         (lambda: measure(-math.inf, (numbers(4, 3), labels(3, 4))), "model must be a torch.nn.Module"),
         (lambda: measure(nn.Linear, (numbers(4, 3), labels(3, 4))), "model must be a torch.nn.Module"),
-        (lambda: measure(nn.Linear(3, 3), math.nan), "data must be tensors .* got float nan"),
+        (lambda: measure(nn.Linear(3, 3), math.nan), "data must be tensors .* got nan"),
         (lambda: measure(nn.Linear(3, 3), None), "data must be tensors"),
         (lambda: measure(nn.Linear(3, 3), (numbers(4, 3), labels(3, 4)), forward=3), "forward must be a function"),
         (lambda: measure(nn.Linear(3, 3), numbers(4, 3)), "compares outputs with targets; got NoneType"),

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+import torch
+from torch import nn
 
 matplotlib.use("agg")
 sys.path.insert(0, str(Path(__file__).parent))
 from more_doors import MORE_DOORS
+
+
+def within_itself() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3))
+    model.add_module("again", model)
+    return model
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -32,12 +40,18 @@ def test_right_arguments_pass(name):
         *[("Replicas.own", "model", 3), ("Replicas.ensemble", "inputs", "x"), ("ASAM", "rho", 2**1000)],
         *[("LocalEnergy.from_dict, entries", "mean", [1.0]), ("Slice.from_dict", "positions", 3)],
         *[("local_energy, more", "sigmas", iter(lambda: 0.1, None)), ("DiLoCo", "pull", "x")],
+        *[("local_energy, more", "model", within_itself()), ("local_energy, more", "parameters", "(" * 2000)],
+        *[("local_energy, more", "sigmas", torch.tensor(0.1).expand(2**40)), ("spectrum", "seed", 10**400)],
+        *[("LocalEnergy.from_dict, entries", "mean", range(10**12)), ("Focusing.load_state_dict", "kind", 3)],
+        *[("FreeEntropy.from_dict", "points", [{"sigma": None}]), ("EntropySGD, more", "state_device", "meta")],
+        *[("Replicas.loss", "batches", [(torch.ones(3, 7), torch.ones(3, 1))] * 2), ("plot", "labels", range(10**12))],
+        *[("ReplicaCoupling, more", "gamma", 1e308), ("local_energy, more", "scale", {"0.weight": "x"})],
         *[(name, "params", iter(lambda: 0.1, None)) for name in ("ASAM", "EntropySGD, more")],
     ],
 )
 def test_wrong_ones_are_refused_in_our_words(name, argument, value):
     door = MORE_DOORS[name]
     arguments = {**door.arguments(), argument: value}
-    with pytest.raises((TypeError, ValueError)) as caught:
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
         door.use(door.function(**arguments), arguments)
     assert str(caught.traceback[-1].path).startswith(str(Path(__file__).parent.parent.parent / "wideflat"))

@@ -12,6 +12,7 @@ from torch import nn
 
 from wideflat.cards.pooling import pooled
 from wideflat.cards.subject import Subject, spread_of
+from wideflat.checks.options import check_fields
 from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.measure import local_energy
@@ -46,6 +47,9 @@ class AtTheWeights:
     metric_name: str
     loss_name: str
     examples: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

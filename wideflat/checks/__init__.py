@@ -43,6 +43,8 @@ LOW_LR = 0.1
 MOST = 10**9
 #: Larger rates are no numbers of float32.
 LARGEST = 1e38
+#: No tensor that is given has as many: such a one is expanded, and has no memory.
+MOST_ELEMENTS = 2**36
 #: Longer lists of strengths, distances and the like are never meant.
 MOST_NUMBERS = 10**6
 
@@ -134,8 +136,7 @@ def numbers_of(name: str, value: Any, least: float = -math.inf, *, above: float 
     TypeError: sigmas must be a finite number, got 'a'
     """
     if isinstance(value, (Tensor, np.ndarray)):
-        one = value.ndim == 0 or len(value) > MOST_NUMBERS
-        values = [value] if one else list(real_tensor(name, value, (1,)))
+        values = [value] if value.ndim == 0 else list(real_tensor(name, value, (1,), MOST_NUMBERS))
     else:
         values = [value] if isinstance(value, numbers.Real) else elements(name, value, "a sequence of numbers")
     if not values:
@@ -239,7 +240,24 @@ def network(value: Any, name: str = "model") -> nn.Module:
     """
     if not isinstance(value, nn.Module):
         raise TypeError(f"{name} must be a torch.nn.Module, got {shown(value)}")
+    try:
+        _refuse_circles(value, set(), set())
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply, or contains itself: a {type(value).__name__}") from None
     return value
+
+
+def _refuse_circles(module: nn.Module, above: set[int], seen: set[int]) -> None:
+    """Go through a network as torch does, which does not end in one that contains itself."""
+    if id(module) in above:
+        raise RecursionError
+    if id(module) not in seen:
+        seen.add(id(module))
+        above.add(id(module))
+        for child in module._modules.values():
+            if child is not None:
+                _refuse_circles(child, above, seen)
+        above.remove(id(module))
 
 
 def instance(name: str, value: Any, kind: type[T] | tuple[type[T], ...], what: str | None = None) -> T:
@@ -296,7 +314,7 @@ def maker(name: str, value: Any) -> Callable[..., Any]:
     return value
 
 
-def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None) -> Tensor:
+def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None, most: int = MOST_ELEMENTS) -> Tensor:
     """A tensor of real numbers on a device, or an array or sequence that becomes one, of so many dimensions.
 
     >>> real_tensor("weights", [[1, 2]], (2,)).shape
@@ -328,6 +346,8 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     if any(odd.values()):
         what = next(name for name, holds in odd.items() if holds)
         raise TypeError(f"{name} must be a dense tensor of real numbers, got a {what} one")
+    if tensor.numel() > most:
+        raise ValueError(f"{name} must have at most {most} numbers, got {shown(tensor)}")
     if dimensions is not None and tensor.dim() not in dimensions:
         raise ValueError(f"{name} must have {' or '.join(map(str, dimensions))} dimensions, got {shown(tensor)}")
     return tensor

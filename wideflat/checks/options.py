@@ -47,7 +47,7 @@ def strength(name: str, value: Any) -> Any:
     TypeError: gamma must be a finite number, got 'x'
     """
     plain = type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested
-    if plain and value.is_floating_point() and value.numel() == 1:
+    if plain and value.is_floating_point() and value.numel() == 1 and not value.is_meta:
         return value
     return number(name, number(name, value), -LARGEST, LARGEST)
 

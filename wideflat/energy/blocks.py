@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from wideflat.checks import shown, whole
+from wideflat.checks import MOST_ELEMENTS, shown, whole
 from wideflat.energy.origins import comes_from, on_host, small, unwritten_copy
 from wideflat.seeds import derive_seed
 
@@ -107,6 +107,7 @@ class Blocks:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
         self.indexed = not isinstance(self._batches, Iterable) or isinstance(self._batches, (list, tuple))
         if self._batches is None:
+            whole("the number of examples", total, 1)
             self.count = -(-total // whole("batch_size", batch_size, 1))
             generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
             order = torch.arange(total) if in_order else torch.randperm(total, generator=generator)
@@ -267,6 +268,8 @@ def as_tensors(batch: Any) -> Any:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
+    if array.size > MOST_ELEMENTS:
+        raise ValueError(f"data must have at most {MOST_ELEMENTS} numbers, got {shown(array)}")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"data must be numbers, got an array of {array.dtype} and shape {array.shape}")
     if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
@@ -391,7 +394,12 @@ def _fingerprint(batch: Any) -> int:
     """A number that another batch, or the same in another order, does not have, from some of its values."""
     found = 0
     for leaf in tree_leaves(as_tensors(batch)):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested and leaf.numel():
+        if (
+            isinstance(leaf, Tensor)
+            and leaf.layout is torch.strided
+            and not (leaf.is_nested or leaf.is_meta)
+            and leaf.numel()
+        ):
             flat = leaf.detach().flatten()
             some = flat[:: -(-len(flat) // FINGERPRINT)].cpu().contiguous()
             found = zlib.crc32(some.view(torch.uint8).numpy().tobytes(), found)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.centered import warn_off_center
 from wideflat.checks import network, shown
+from wideflat.checks.calls import called
 from wideflat.energy.blocks import random_state, restore_random_state, to_device
 from wideflat.energy.folding import FoldedNetwork
 from wideflat.energy.inputs import InputForm
@@ -208,7 +209,7 @@ class Evaluation:
                 raise TypeError(f"forward must return (outputs, targets), got {type(result).__name__}")
             return result
         if isinstance(batch, Tensor):
-            return self.module(batch), None
+            return called("the network", self.module, batch), None
         if has_labels(batch):
             result = self._answer_named(batch)
             named = isinstance(self.metric, NamedMetric)
@@ -258,9 +259,9 @@ class Evaluation:
     def _answer(self, inputs: Any) -> Any:
         """What the network makes of its inputs: a tensor, or several of them, one by one where it takes so many."""
         if isinstance(inputs, Tensor):
-            return self.module(inputs)
+            return called("the network", self.module, inputs)
         if isinstance(inputs, Mapping) and _takes_names(self.model, inputs):
-            return self.module(**inputs)
+            return called("the network", self.module, **inputs)
         if isinstance(inputs, (tuple, list)) and _takes_apart(self.model, len(inputs)):
             return self.module(*inputs)
         try:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from wideflat.checks import shown
+from wideflat.checks import real_tensor, shown
 from wideflat.kernels.float64 import fetched
 
 __all__ = ["WORDS", "NothingMoves", "Scale", "Scales"]
@@ -148,7 +148,7 @@ def _given(weights: Mapping[str, Tensor], scale: Mapping[str, Tensor]) -> dict[s
         raise ValueError(f"scale has no tensor for {', '.join(missing[:4])}; give one for each perturbed parameter")
     found = {}
     for name, weight in weights.items():
-        value = torch.as_tensor(scale[name]).detach().to(weight)
+        value = real_tensor(f"the scale of {name}", scale[name]).detach().to(weight)
         try:
             found[name] = value.expand_as(weight)
         except RuntimeError:

@@ -81,10 +81,10 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
         chosen = [name for name in parameters if name not in without[words]]
     else:
         try:
-            patterns = [selection] if isinstance(selection, str) else list(islice(selection, MOST_NAMES))
+            patterns = [selection] if isinstance(selection, str) else _names(selection)
             words = " | ".join(patterns)
             chosen = [name for name in parameters if any(re.fullmatch(pattern, name) for pattern in patterns)]
-        except (re.error, TypeError) as error:
+        except (re.error, TypeError, RecursionError, OverflowError) as error:
             raise ValueError(
                 f"parameters must be one of {_WORDS}, a regular expression, several of them, or a function of name and "
                 f"parameter; got {shown(selection)} ({error})"
@@ -96,6 +96,13 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
         )
     _refuse_shared_memory(parameters, set(chosen))
     return chosen, words
+
+
+def _names(given: Iterable[str]) -> list[str]:
+    try:
+        return list(islice(given, MOST_NAMES))
+    except Exception as error:  # of the user's
+        raise TypeError(f"names cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
 
 
 def layers_of(model: nn.Module, layers: Iterable[str] | None = None) -> dict[str, list[str]]:
@@ -113,7 +120,7 @@ def layers_of(model: nn.Module, layers: Iterable[str] | None = None) -> dict[str
     own = [prefix for prefix, module in modules.items() if any(True for _ in module.parameters(recurse=False))]
     if layers is not None and (not isinstance(layers, Iterable) or isinstance(layers, (str, Tensor, nn.Module))):
         raise TypeError(f"layers must be a list of names of modules, got {shown(layers)}")
-    wanted = own if layers is None else list(islice(layers, MOST_NAMES))
+    wanted = own if layers is None else _names(layers)
     if unknown := [layer for layer in wanted if not isinstance(layer, str) or layer not in modules]:
         raise ValueError(f"the network has no layer {shown(unknown[0])}; its layers are {', '.join(sorted(own))}")
     names = [name for name, _ in model.named_parameters()]

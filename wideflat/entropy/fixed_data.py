@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from wideflat.checks import whole
-from wideflat.energy.blocks import Block, Blocks
+from wideflat.energy.blocks import Block, Blocks, as_tensors
 from wideflat.seeds import derive_seed
 
 __all__ = ["FixedData"]
@@ -68,6 +68,7 @@ def _subset(data: Any, count: int, seed: int) -> Any:
     """Some of the examples, in memory or as a data set."""
     if isinstance(data, TensorDataset):
         data = data.tensors
+    as_tensors(data)  # which refuses what is nested too deeply
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         total = len(data)  # type: ignore[arg-type]
     elif isinstance(data, (tuple, dict, Tensor)) and (leaves := tree_leaves(data)) and all(map(_has_examples, leaves)):
@@ -80,6 +81,7 @@ def _subset(data: Any, count: int, seed: int) -> Any:
             f"subset needs tensors in memory or a data set, got {type(data).__name__}; give its data set, or fewer "
             "batches"
         )
+    whole("the number of examples", total, 1)
     if whole("subset", count, 1, 2**62) > total:
         raise ValueError(f"subset must be between 1 and the {total} examples there are, got {count}")
     generator = torch.Generator().manual_seed(derive_seed(seed, "subset"))

@@ -286,7 +286,7 @@ def _curve(
 
 def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {shown(dtype)}")
     if isinstance(weights, torch.nn.Module):
         raise TypeError(
             "local_entropy is for committee machines, and takes their weights, a tensor of shape (H, N); for a network "

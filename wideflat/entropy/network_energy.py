@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import shown
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.scales import Scale, Scales
 from wideflat.energy.selection import Selection, select_parameters
@@ -97,12 +98,12 @@ class Network:
         batch_norm: str = "eval",
     ) -> None:
         model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        if batch_norm != "eval":
+        if not isinstance(batch_norm, str) or batch_norm != "eval":
             raise ValueError(
-                f'batch_norm must be "eval", got {batch_norm!r}: with statistics of batches the energy depends on how '
-                "the data are cut, with recalibrated ones it is another function at every point"
+                f'batch_norm must be "eval", got {shown(batch_norm)}: with statistics of batches the energy depends on '
+                "how the data are cut, with recalibrated ones it is another function at every point"
             )
-        self.solutions = measure == "error"
+        self.solutions = isinstance(measure, str) and measure == "error"
         self.evaluation = Evaluation(model, margin if self.solutions else measure, "eval", forward)
         if any(norm.running_mean is None for norm in self.evaluation.norms):
             raise ValueError(

@@ -80,8 +80,11 @@ _DTYPE = attrgetter("dtype")
 def _lying(tensors: Sequence[Tensor]) -> list[Any]:
     """The length of each and whether it is contiguous; the shape and the strides of those that are not."""
     contiguous = list(map(Tensor.is_contiguous, tensors))
+    sizes = list(map(Tensor.numel, tensors))
+    if all(contiguous):
+        return sizes
     others = [(t.shape, t.stride()) for t, plain in zip(tensors, contiguous, strict=True) if not plain]
-    return [list(map(Tensor.numel, tensors)), contiguous, others]
+    return [sizes, contiguous, others]
 
 
 def _places(lists: Sequence[Sequence[Tensor] | None]) -> list[Any]:

@@ -72,7 +72,10 @@ def chosen_network(name: str) -> Callable[..., nn.Module]:
             + (f"Did you mean {near[0]!r}? " if near else "")
             + f"There are {', '.join(name for name in NETWORKS if ':' not in name)}."
         )
-    found = getattr(importlib.import_module(module), function, None) if module else None
+    try:
+        found = getattr(importlib.import_module(module), function, None) if module else None
+    except ImportError as error:
+        raise ValueError(f"model {name!r}: the module {module!r} cannot be imported ({error})") from error
     if not callable(found):
         raise ValueError(f"model {name!r}: there is no function {function!r} in the module {module!r}")
     return found
