@@ -22,7 +22,7 @@ degrees of freedom, at least one a probe. The interval of a density holds all m_
 surprise; it is right also where a single eigenvalue lies. Two things make it hold with few probes: r is never below
 what one eigenvalue at the node of the largest f has, since probes that hardly see it have a small mean and a small r
 alike; and the tails are smaller than 2.5 % by P / (P + 6), since r is estimated by the same P probes. So the interval
-holds at least 95 %, and often 97 to 99.
+held in 94.8 % of cases or more, and often in 97 to 99.
 
 The error bar is that of the probes. The rule itself has an error that no probe shows: a density is right where its
 width is not much below (largest - smallest) / steps, or where the eigenvalues stand alone (those at the ends are found
