@@ -65,8 +65,6 @@ class Centered(Optimizer):
             raise ValueError(f"inner_state must be 'keep' or 'restart', got {shown(inner_state)}")
         self.inner_state = inner_state
         self.state_dtype, self.state_device = dtype("state_dtype", state_dtype), device("state_device", state_device)
-        if self.state_device is not None and self.state_device.type == "meta":
-            raise ValueError('state_device must be a device that holds numbers, got "meta"')
         self.inner = []
         self._centers: dict[Tensor, Tensor] = {}
         self._initial: list[dict[Tensor, Any]] = []
@@ -437,11 +435,10 @@ def warn_off_center(params: Iterable[Tensor]) -> None:
 
 def adopt_state(optimizer: Optimizer, prefix: str, saved: dict[Tensor, dict[str, Any]]) -> None:
     """Load what was saved of each parameter under names with a prefix into an optimizer, groups as they are."""
-    own = optimizer.state_dict()
-    own["state"] = {}
+    own: dict[str, Any] = {**optimizer.state_dict(), "state": {}}
     for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        state = saved.get(p, {})
-        if named := {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}:
+        state = saved.get(p, {}).items()
+        if named := {name[len(prefix) :]: value for name, value in state if name.startswith(prefix)}:
             own["state"][index] = named
     optimizer.load_state_dict(own)
 

@@ -99,5 +99,5 @@ def test_bad_policies() -> None:
         Step("Zoom", 1.0, 0)
     with pytest.raises(ValueError, match="same number of steps"):
         Policy("bad", [[Step("Invert", 1, 0)], []])
-    with pytest.raises(ValueError, match="policy must be one of"):
+    with pytest.raises(ValueError, match='policy must be "autoaugment" or'):
         policy("trivial")

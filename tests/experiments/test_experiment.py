@@ -28,7 +28,7 @@ def test_options_are_recorded_and_made_again_from_json(tmp_path):
     assert about["options"] == {"seed": 3, "widths": [4, 4, 4], "dropouts": [0.0], "data": tmp_path.name}
     again = item("fig7").open(tmp_path, True, **about["options"])
     assert [cell.name for cell in again.cells] == [cell.name for cell in first.cells]
-    assert again.grid.preset(0.5, 8, 0.1) == first.grid.preset(0.5, 8, 0.1)
+    assert again.grid.preset(0.5, 8, 0.1, 0.01) == first.grid.preset(0.5, 8, 0.1, 0.01)
 
 
 def test_records_have_numbers_under_keys():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from wideflat.checks import shown
 
 __all__ = ["called"]
@@ -22,9 +20,9 @@ def called(what: str, function: Callable[..., Any], *inputs: Any, **named: Any) 
     """
     try:
         return function(*inputs, **named)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        if type(error).__module__ != "builtins":  # it has a name that somebody waits for: a doubt, too little memory
+            raise
         kind = type(error) if type(error) in (TypeError, ValueError) else RuntimeError
         name = getattr(function, "__name__", type(function).__name__)
         given = " and ".join([*map(shown, inputs), *(f"{key}={shown(value)}" for key, value in named.items())])

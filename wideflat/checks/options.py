@@ -68,7 +68,7 @@ def value_of(name: str, value: Any) -> float:
 
 
 def device(name: str, value: Any) -> torch.device | None:
-    """A device that is here; None stays None.
+    """A device that is here and holds numbers; None stays None.
 
     >>> device("state_device", "cpu")
     device(type='cpu')
@@ -82,6 +82,8 @@ def device(name: str, value: Any) -> torch.device | None:
     wanted = f'{name} must be a device, such as "cpu" or "cuda"'
     if not isinstance(value, (str, int, torch.device)) or isinstance(value, bool):
         raise TypeError(f"{wanted}, got {shown(value)}")
+    if str(value) == "meta":
+        raise ValueError(f'{name} must be a device that holds numbers, got "meta"')
     try:
         torch.empty(0, device=value)
         return torch.device(value)

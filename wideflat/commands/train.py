@@ -347,7 +347,18 @@ class Command:
             changed["gamma0"] = None
         if self.fork_passes is not None and self.start != "fork":
             raise ValueError("--fork-passes is for --start fork")
-        cell = dataclasses.replace(cell, **changed)
+        cell, changed = self._network(dataclasses.replace(cell, **changed), changed)
+        if self.epochs is not None:
+            if self.epochs < 1:
+                raise ValueError(f"--epochs must be >= 1, got {self.epochs}")
+            cell = cell.with_epochs(self.epochs)
+            changed = {"epochs": self.epochs, **changed}
+        if self.coupling and not ALGORITHMS[self.algorithm].modes:  # also the one that is the default
+            raise ValueError(f"--coupling is for {having('modes')}, not for {self.algorithm}")
+        return cell, changed
+
+    def _network(self, cell: Preset, changed: dict[str, Any]) -> tuple[Preset, dict[str, Any]]:
+        """The preset with the network asked for, and all changes."""
         if self.build is not None:
             named_function(self.build)  # there, or an error that says what is missing
             cell = dataclasses.replace(cell, model=self.build, model_arguments=())
@@ -358,13 +369,6 @@ class Command:
         if self.dropout is not None:
             cell = cell.with_dropout(self.dropout)
             changed = {"dropout": self.dropout, **changed}
-        if self.epochs is not None:
-            if self.epochs < 1:
-                raise ValueError(f"--epochs must be >= 1, got {self.epochs}")
-            cell = cell.with_epochs(self.epochs)
-            changed = {"epochs": self.epochs, **changed}
-        if self.coupling and not ALGORITHMS[self.algorithm].modes:  # also the one that is the default
-            raise ValueError(f"--coupling is for {having('modes')}, not for {self.algorithm}")
         return cell, changed
 
     def _out(self, name: str, changed: dict[str, Any]) -> Path:

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wideflat.entropy.gaussian_hmc import Energy
-from wideflat.kernels.float64 import doubled
+from wideflat.entropy.gaussian_hmc import Energy, launched
+from wideflat.kernels.float64 import fetched, number, summed
 
 __all__ = ["DEEPER", "MOST", "Descent", "descend", "most_gradients"]
 
@@ -63,21 +63,26 @@ def descend(energy: Energy, beta: float, xi: Tensor, step: float) -> Descent:
         (0.75, -1.125, 3)
     """
 
-    def at(place: Tensor) -> tuple[float, Tensor]:
-        value, gradient = energy.gradient(place)
-        return beta * float(value) + 0.5 * _product(place, place), beta * gradient + place
+    def at(place: Tensor, before: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, list[float]]:
+        """The gradient of U; in one look U, the gradient's square, the move's, and its product with their change."""
+        value, gradient = launched(energy, place)
+        slope = beta * gradient + place
+        products = [summed(place * place), summed(slope * slope)]
+        if before is not None:
+            moved = place - before[0]
+            products += [summed(moved * moved), summed(moved * (slope - before[1]))]
+        v, square, *others = map(number, fetched([value, *products]))
+        return slope, [beta * v + 0.5 * square, *others]
 
-    (u, g), used = at(xi), 1
+    (g, (u, square)), used = at(xi), 1
     lately = [u]
-    while used < LONGEST and math.isfinite(u) and step * _product(g, g) >= GAIN:
+    while used < LONGEST and math.isfinite(u) and step * square >= GAIN:
         place = xi - step * g
-        (low, slope), used = at(place), used + 1
+        (slope, (low, steepness, length, bend)), used = at(place, (xi, g)), used + 1
         if not low <= max(lately[-3:]):
             step /= 4
             continue
-        moved = place - xi
-        length, bend = _product(moved, moved), _product(moved, slope - g)
-        xi, u, g = place, low, slope
+        xi, u, g, square = place, low, slope, steepness
         lately.append(u)
         step = min(1.0, length / bend if bend > 1e-9 * length else 4 * step)
     return Descent(xi, u, used)
@@ -86,7 +91,3 @@ def descend(energy: Energy, beta: float, xi: Tensor, step: float) -> Descent:
 def most_gradients(walked: int, size: int) -> int:
     """How many the descents from random points may take where so many were walked."""
     return math.ceil(walked * (SHARE_OF_FEW if size <= FEW else SHARE))
-
-
-def _product(a: Tensor, b: Tensor) -> float:
-    return float(doubled(a * b).sum())

@@ -47,7 +47,7 @@ from wideflat.energy.shared_noise import fill_normal
 from wideflat.kernels.float64 import fetched, has_float64, number, summed
 from wideflat.seeds import derive_seed
 
-__all__ = ["Chain", "Energy", "Plan", "Trace", "advance", "normal", "start", "trajectory"]
+__all__ = ["Chain", "Energy", "Plan", "Trace", "advance", "in_float64", "launched", "normal", "start", "trajectory"]
 
 #: The longest step: without V a trajectory is one or two rotations.
 LONGEST_STEP = 1.2
@@ -273,7 +273,7 @@ def trajectory(
         errors.append(_dot(kick, p + 0.5 * kick))
         p = p + kick
         xi, p = torch.add(cos * xi, p, alpha=sin), torch.sub(cos * p, xi, alpha=sin)
-        value, gradient = _launched(energy, xi)
+        value, gradient = launched(energy, xi)
         values.append(value)
         if value.device.type == "cpu" and not math.isfinite(value):
             return replace(chain, xi=xi, value=float(value), gradient=gradient, products=None), math.inf, len(values)
@@ -323,7 +323,7 @@ def _seen(trace: Trace, chain: Chain, beta: float, accept: float, error: float, 
     )
 
 
-def _launched(energy: Energy, xi: Tensor) -> tuple[Tensor, Tensor]:
+def launched(energy: Energy, xi: Tensor) -> tuple[Tensor, Tensor]:
     """V as a tensor of no axis (two parts without float64), where nobody has to wait for it, and its gradient."""
     value, gradient = getattr(energy, "launched", energy.gradient)(xi)
     return in_float64(value), gradient

@@ -163,7 +163,7 @@ class Walk:
             return self._points_alone(prior)
         grid = Grid.of(prior.low, self.beta)
         self.forecast(grid)
-        sides = {side: [self._first(side, r, grid) for r in range(self.effort.chains)] for side in ("down", "up")}
+        sides = self._both_sides(grid)
         found = self._integrate(prior, grid, sides)
         for round_ in range(MOST_ROUNDS):
             if self._too_coarse(grid, found):
@@ -177,6 +177,10 @@ class Walk:
         if self._ends:
             self._look_for_wells(found, sides)
         return found
+
+    def _both_sides(self, grid: Grid) -> dict[str, list[_Traces]]:
+        """All chains of the first round."""
+        return {side: [self._first(side, r, grid) for r in range(self.effort.chains)] for side in ("down", "up")}
 
     @property
     def _ends(self) -> bool:

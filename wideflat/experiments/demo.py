@@ -282,9 +282,13 @@ def sentence(networks: Table, restarts: Table | None = None, patterns: int = PAT
         for column in ("energy", "test_error")
     )
     text = finding("Entropy-SGD", "SGD", energy, error)
+    return text, _of_how_many(cases, _at(trained))
+
+
+def _of_how_many(cases: Mapping[str, Sequence[Table]], at: str) -> str:
     counts = sorted({len(part) for parts in cases.values() for part in parts})
     each = f"{listed(list(map(str, counts)))} training{'s' * (counts[-1] > 1)} each"
-    return text, f"(± 95 %; {each}{_at(trained)})" if counts[-1] else ""
+    return f"(± 95 %; {each}{at})" if counts[-1] else ""
 
 
 def _at(trained: Mapping[str, Sequence[np.ndarray]]) -> str:

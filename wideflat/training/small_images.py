@@ -67,26 +67,32 @@ def convolution(
         >>> convolution(torch.ones(1, 1, 8, 8), weight, padding=1) is None
         True
     """
-    if type(input) is not Tensor or type(weight) not in (Tensor, nn.Parameter) or input.device.type != "cpu":
-        return None
-    if input.dim() != 4 or weight.dim() != 4 or groups != 1 or pair(dilation) != (1, 1) or not input.numel():
-        return None
     steps, around = pair(stride), pair(padding)
-    if steps is None or around is None or not (torch.is_grad_enabled() and weight.requires_grad):
+    if steps is None or around is None or groups != 1 or pair(dilation) != (1, 1):
         return None
-    autocast = torch.is_autocast_enabled("cpu")
-    format = torch.get_autocast_dtype("cpu") if autocast else input.dtype
-    if format not in FORMATS or input.shape[1] != weight.shape[1] or not (autocast or weight.dtype == format):
+    format = _format(input, weight, bias)
+    if format is None or input.shape[2] * input.shape[3] > MOST_PAIRS:
         return None
-    if bias is not None and (bias.dtype != weight.dtype or bias.shape != weight.shape[:1]):
-        return None
-    height, width = input.shape[2:]
-    if height * width > MOST_PAIRS:
-        return None
-    plan = _plan(height, width, *weight.shape[2:], *steps, *around)
+    plan = _plan(*input.shape[2:], *weight.shape[2:], *steps, *around)
     if plan is None or (plan.count > FEW_PAIRS and weight.shape[0] * weight.shape[1] < LARGE):
         return None
     return _Dense.apply(input, weight, bias, format, plan)
+
+
+def _format(input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
+    """The format that torch would compute in; None where this is no ordinary convolution that is differentiated."""
+    if type(input) is not Tensor or type(weight) not in (Tensor, nn.Parameter) or input.device.type != "cpu":
+        return None
+    if input.dim() != 4 or weight.dim() != 4 or input.shape[1] != weight.shape[1] or not input.numel():
+        return None
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return None
+    if bias is not None and (bias.dtype != weight.dtype or bias.shape != weight.shape[:1]):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        format = torch.get_autocast_dtype("cpu")
+        return format if format in FORMATS else None
+    return input.dtype if input.dtype == weight.dtype and input.dtype in FORMATS else None
 
 
 class _Plan:
