@@ -3,7 +3,8 @@
 Without one, or where compiling fails, the wheel is one of plain Python: the loops are compiled at their first use, or
 torch's operations are used. What a wheel carries must run on other processors than that of the builder, so it is
 compiled for a common baseline; `wideflat.kernels.shipped` looks whether the processor has it. Those for float32 alone:
-networks in float64 are rare, and have theirs compiled at first use.
+networks in float64 are rare, and have theirs compiled at first use. Where zopfli is, the finished wheel is packed
+again, 3 % smaller.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,51 @@ class CustomBuildHook(BuildHookInterface):
         build_data["force_include"].update({str(path): f"wideflat/kernels/compiled/{path.name}" for path in built})
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was compiled."""
+        """Remove what was compiled, and pack the wheel again."""
         shutil.rmtree(getattr(self, "place", ""), ignore_errors=True)
+        if version == "editable":
+            return
+        try:
+            pack_smaller(Path(artifact_path))
+        except (ImportError, AttributeError, TypeError, OSError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+            print(f"the wheel is packed as usual: {error}", file=sys.stderr)
+
+
+class Zopfli:
+    """What zipfile asks of a compressor."""
+
+    def __init__(self) -> None:
+        from zopfli.zlib import compress  # only where there is a wheel of it: see pyproject.toml
+
+        self.pack, self.data = compress, bytearray()
+
+    def compress(self, data: bytes) -> bytes:
+        """Wait for the rest."""
+        self.data += data
+        return b""
+
+    def flush(self) -> bytes:
+        """All of it, without the head and the sum that zlib has around it."""
+        return self.pack(bytes(self.data))[2:-4]
+
+
+def pack_smaller(wheel: Path) -> None:
+    """The same files in the same order in fewer bytes; the wheel stays as it is if anything would be different."""
+    smaller = wheel.with_suffix(".smaller")
+    try:
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_DEFLATED) as new:
+            for about in old.infolist():
+                content = old.read(about)
+                about.compress_type = zipfile.ZIP_DEFLATED
+                with new.open(about, "w") as entry:
+                    entry._compressor = Zopfli()  # type: ignore[attr-defined]
+                    entry.write(content)
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller) as new:
+            if new.namelist() != old.namelist() or any(new.read(name) != old.read(name) for name in old.namelist()):
+                raise ValueError("packed by zopfli it is another one")
+        smaller.replace(wheel)
+    finally:
+        smaller.unlink(missing_ok=True)
 
 
 def compile_libraries(place: Path) -> list[Path]:

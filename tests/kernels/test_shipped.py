@@ -6,6 +6,8 @@ import json
 import shutil
 import sys
 import types
+import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,43 @@ def test_a_wheel_with_them_is_for_its_platform(hook, built, monkeypatch):
 
 def test_those_for_float64_are_compiled_at_their_first_use(built):
     assert shipped.shipped_library("double", library._sources(), built) is None
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """Two files, one of them executable, and what they are."""
+    path = tmp_path / "a.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content, mode in (("a/one.py", b"x = 1\n" * 5000, 0o644), ("a/empty", b"", 0o755)):
+            about = zipfile.ZipInfo(name, (2020, 2, 2, 0, 0, 0))
+            about.external_attr = mode << 16
+            archive.writestr(about, content)
+    return path
+
+
+def packed_by(monkeypatch, compress):
+    for name in ("zopfli", "zopfli.zlib"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["zopfli.zlib"].compress = compress
+
+
+def entries(path):
+    with zipfile.ZipFile(path) as archive:
+        return [(a.filename, a.date_time, a.external_attr, archive.read(a)) for a in archive.infolist()]
+
+
+def test_a_wheel_is_packed_smaller(hook, wheel, monkeypatch):
+    packed_by(monkeypatch, lambda data: zlib.compress(data, 9))
+    before, size = entries(wheel), wheel.stat().st_size
+    hook.pack_smaller(wheel)
+    assert entries(wheel) == before and wheel.stat().st_size < size
+    assert list(wheel.parent.iterdir()) == [wheel]
+
+
+@pytest.mark.parametrize("compress", [lambda data: zlib.compress(data[1:]), lambda data: b"nonsense", lambda data: 3])
+def test_a_wheel_that_would_be_another_one_stays(hook, wheel, monkeypatch, compress):
+    packed_by(monkeypatch, compress)
+    before = wheel.read_bytes()
+    made = hook.CustomBuildHook()
+    made.finalize("standard", {}, str(wheel))
+    assert wheel.read_bytes() == before and list(wheel.parent.iterdir()) == [wheel]
