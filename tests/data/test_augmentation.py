@@ -108,5 +108,5 @@ def test_evaluation_only_resizes_and_normalises() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="padding"):
         Augmentation(padding=-1)
-    with pytest.raises(ValueError, match="policy must be one of"):
+    with pytest.raises(ValueError, match='policy must be "autoaugment" or'):
         Augmentation(policy="randaugment")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ __all__ = ["called"]
 def called(what: str, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     """Call what the user gave; an error from deep inside of it says what failed on what.
 
+    >>> import torch
     >>> called("the network", torch.nn.Linear(2, 1), torch.zeros(3))
     Traceback (most recent call last):
     ...
