@@ -32,8 +32,16 @@ __all__ = [
     "maker",
     "network",
     "number",
+    "numbers_of",
+    "optimizer",
+    "real_tensor",
+    "shareable",
+    "shown",
+    "up_to",
+    "warn_of_low_lr",
+    "warn_user",
+    "whole",
 ]
-__all__ += ["numbers_of", "optimizer", "real_tensor", "shown", "warn_of_low_lr", "warn_user", "whole"]
 
 T = TypeVar("T")
 
@@ -154,17 +162,25 @@ def elements(name: str, value: Any, what: str) -> list[Any]:
     ...
     TypeError: seeds must be a sequence of whole numbers, got 3
     """
-    if isinstance(value, (str, bytes, dict, set, nn.Module)) or not isinstance(value, Iterable):
+    text_or_other = isinstance(value, (str, bytes, dict, set, nn.Module))
+    if text_or_other or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
         raise TypeError(f"{name} must be {what}, got {shown(value)}")
-    if getattr(value, "ndim", 1) == 0:
-        raise TypeError(f"{name} must be {what}, got {shown(value)}")
-    try:
-        values = list(itertools.islice(value, MOST_NUMBERS + 1))
-    except Exception as error:  # of the user's
-        raise TypeError(f"{name} cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
+    values = up_to(MOST_NUMBERS + 1, name, value)
     if len(values) > MOST_NUMBERS:
         raise ValueError(f"{name} must have at most {MOST_NUMBERS} values, got more")
     return values
+
+
+def up_to(most: int, name: str, value: Iterable[Any]) -> list[Any]:
+    """The first elements of what can be gone through, which may have no end, or fail.
+
+    >>> up_to(2, "seeds", itertools.count())
+    [0, 1]
+    """
+    try:
+        return list(itertools.islice(value, most))
+    except Exception as error:  # of the user's
+        raise TypeError(f"{name} cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
 
 
 def _digits(value: int) -> str:
@@ -338,7 +354,7 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
         if isinstance(value, range) and len(value) > MOST:
             raise ValueError(f"{name} must be a tensor, got {shown(value)}")
         try:
-            tensor = torch.as_tensor(_shareable(np.asarray(value)))
+            tensor = torch.as_tensor(shareable(np.asarray(value)))
         except Exception:  # whatever it is that NumPy asks the elements for
             raise TypeError(f"{name} must be a tensor of numbers, got {shown(value)}") from None
     odd = {"complex": tensor.is_complex(), "without content": tensor.is_meta, "quantized": tensor.is_quantized}
@@ -353,7 +369,7 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     return tensor
 
 
-def _shareable(array: np.ndarray) -> np.ndarray:
+def shareable(array: np.ndarray) -> np.ndarray:
     """An array as torch takes it: in the machine's order of bytes and not backwards; and written to by no one else."""
     if array.dtype.kind in "biuf" and not (
         array.flags.writeable and array.dtype.isnative and all(stride >= 0 for stride in array.strides)

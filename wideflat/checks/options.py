@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import LARGEST, flag, instance, number, real_tensor, shown
+from wideflat.checks import LARGEST, flag, instance, number, real_tensor, shown, up_to
 from wideflat.checks.records import array
 
 __all__ = ["bounded", "check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
@@ -128,6 +127,7 @@ def bounded(params: Any) -> Any:
 
     >>> len(bounded(iter([torch.zeros(1)] * 3)))
     3
+    >>> import itertools
     >>> bounded(itertools.repeat(0.1))
     Traceback (most recent call last):
     ...
@@ -135,10 +135,7 @@ def bounded(params: Any) -> Any:
     """
     if not isinstance(params, Iterator):
         return params
-    try:
-        found = list(itertools.islice(params, MOST_PARAMS + 1))
-    except Exception as error:  # of the user's
-        raise TypeError(f"params cannot be gone through: {type(error).__name__}: {error!s:.200}") from error
+    found = up_to(MOST_PARAMS + 1, "params", params)
     if len(found) > MOST_PARAMS:
         raise ValueError(f"params must be at most {MOST_PARAMS} parameters or groups, got an iterator of more")
     return found

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from wideflat.checks import MOST_ELEMENTS, shown, whole
+from wideflat.checks import MOST_ELEMENTS, shareable, shown, whole
 from wideflat.energy.origins import comes_from, on_host, small, unwritten_copy
 from wideflat.seeds import derive_seed
 
@@ -272,9 +272,7 @@ def _tensor(array: np.ndarray) -> Tensor:
         raise ValueError(f"data must have at most {MOST_ELEMENTS} numbers, got {shown(array)}")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"data must be numbers, got an array of {array.dtype} and shape {array.shape}")
-    if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
-        array = array.astype(array.dtype.newbyteorder("="))  # torch shares memory only with what it may write
-    return torch.from_numpy(array)
+    return torch.from_numpy(shareable(array))
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -115,9 +115,8 @@ class Spectrum(Result):
         up, down = (self._interval(np.maximum(part, 0.0)[None]) for part in (values, -values))
         center = up.mean - down.mean
         quantile = -torch.special.ndtri(torch.tensor(self._tail)).item()
-        both = (
-            4 * quantile**2 * up.mean * down.mean / ((self.size + 2) * len(self.nodes))
-        )  # what one gains, the other loses
+        # what one gains, the other loses
+        both = 4 * quantile**2 * up.mean * down.mean / ((self.size + 2) * len(self.nodes))
         lower = center - np.sqrt((up.mean - up.lower) ** 2 + (down.upper - down.mean) ** 2 + both)
         upper = center + np.sqrt((up.upper - up.mean) ** 2 + (down.mean - down.lower) ** 2 + both)
         return float(lower[0]), float(upper[0])
