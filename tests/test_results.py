@@ -1,7 +1,8 @@
-"""What results/README.md says beyond its tables is what the committed tables give."""
+"""What the pages in results/ say beyond their tables is what the committed tables give."""
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from scipy import stats
 
 ROOT = Path(__file__).parent.parent
-TEXT = " ".join((ROOT / "results" / "README.md").read_text().split())
+SUMMARY = (ROOT / "results" / "README.md").read_text()
+TEXT = " ".join(" ".join(path.read_text() for path in sorted((ROOT / "results").glob("*.md"))).split())
 
 
 def load(name):
@@ -100,10 +102,14 @@ def test_differences_over_ten_subsets(recompute, setting):
 def test_table_1_on_the_original_images():
     tool = load("collect_trainings")
     folder = ROOT / "results" / "table1-original"
-    assert tool.table(folder, "cifar10-smallconvnet") in (ROOT / "results" / "README.md").read_text()
-    ways = tool.found_in(folder)
+    assert tool.table(folder, "cifar10-smallconvnet") in (ROOT / "results" / "table1.md").read_text()
+    errors = {way: [found.test_error for found in runs] for way, runs in tool.found_in(folder).items()}
     for way, name in (("sgd", "SGD"), ("rsgd", "rSGD"), ("esgd", "eSGD")):
-        assert f"{name} {np.mean([found.test_error for found in ways[way]]):.2f}" in TEXT
+        mean, minus_sgd = np.mean(errors[way]), tool.difference(errors[way], errors["sgd"])
+        line = next(line for line in SUMMARY.splitlines() if re.match(rf"\| .*\W{name} \|.* % \|.*seeds \|", line))
+        assert f"| {mean:.2f} ± {np.std(errors[way], ddof=1):.2f} %" in line and f"| {len(errors[way])} seeds |" in line
+        assert way == "sgd" or f"minus SGD {minus_sgd} |" in line
+        assert f"{name} {mean:.2f}" in (ROOT / "README.md").read_text()
     for run in folder.iterdir():
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         about = json.loads((run / "model.json").read_text())["about"]

@@ -1,4 +1,4 @@
-"""Take finished trainings over into results/, and write their table into results/README.md.
+"""Take finished trainings over into results/, and write their table into results/table1.md.
 
     python tools/collect_trainings.py [--commit COMMIT] [RUN ...]
 
@@ -129,7 +129,7 @@ def main() -> None:
     folder = RESULTS / options.name
     for run in options.runs:
         collect(run, folder, options.commit)
-    write(RESULTS / "README.md", options.name, table(folder, options.row))
+    write(RESULTS / "table1.md", options.name, table(folder, options.row))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recompute from the committed tables what results/README.md says about Figures 1, 6 and 7 beyond them.
+"""Recompute from the committed tables what the pages in results/ say about Figures 1, 6 and 7 beyond them.
 
     python tools/recompute_results.py [RESULTS]
 
