@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ import numpy as np
 from scipy import stats
 
 from wideflat.presets import preset
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # whose tables go into documents in the same way
+from machine import into_document
 
 RESULTS = Path(__file__).parent.parent / "results"
 FILES = ("config.json", "metrics.jsonl", "local_energy.json", "model.json")
@@ -111,13 +115,6 @@ def table(folder: Path, row: str) -> str:
     return "\n".join(lines)
 
 
-def write(document: Path, name: str, text: str) -> None:
-    """Put a table between its two marks."""
-    first, last = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-    before, rest = document.read_text().split(first)
-    document.write_text(before + first + text + last + rest.split(last)[1])
-
-
 def main() -> None:
     """Collect, then write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -129,7 +126,7 @@ def main() -> None:
     folder = RESULTS / options.name
     for run in options.runs:
         collect(run, folder, options.commit)
-    write(RESULTS / "table1.md", options.name, table(folder, options.row))
+    into_document(RESULTS / "table1.md", options.name, table(folder, options.row))
 
 
 if __name__ == "__main__":

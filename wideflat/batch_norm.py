@@ -81,21 +81,12 @@ def refresh_batch_norm(
         >>> model[0].running_mean.item(), model[0].running_var.item()
         (4.0, 2.0)
     """
-    network(model)
-    if not isinstance(loader, Iterable) or isinstance(loader, Tensor):
-        raise TypeError(f"loader must be an iterable of batches, got {shown(loader)}; one batch is [batch]")
+    _check(model, loader, forward, group)
     if num_batches is not None:
         num_batches = whole("num_batches", num_batches, 0)
-    if forward is not None:
-        function("forward", forward)
-    if group is not None:
-        instance("group", group, dist.ProcessGroup)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
-    modes = [(module, module.training) for module in model.modules()]
-    momenta = [norm.momentum for norm in norms]
-    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     seen = 0
 
     def batches() -> Iterator[_Batch]:
@@ -104,11 +95,31 @@ def refresh_batch_norm(
             seen += 1
             yield _Batch(batch)
 
-    try:
+    with _settings_kept(model, norms):
         with _merged(norms, lambda: seen, group):
             update_bn(batches(), _OnlyBatchNormTrains(model, forward or _forward))
         if not seen and group is None:
             raise ValueError("refresh_batch_norm needs at least one batch, got an empty loader; pass training data")
+
+
+def _check(model: object, loader: object, forward: object, group: object) -> None:
+    network(model)
+    if not isinstance(loader, Iterable) or isinstance(loader, Tensor):
+        raise TypeError(f"loader must be an iterable of batches, got {shown(loader)}; one batch is [batch]")
+    if forward is not None:
+        function("forward", forward)
+    if group is not None:
+        instance("group", group, dist.ProcessGroup)
+
+
+@contextmanager
+def _settings_kept(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
+    """Momenta and every module's mode are put back at the end of the block; if it fails, the statistics too."""
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    try:
+        yield
     except BaseException:
         with torch.no_grad():
             for buffer, value in before:

@@ -88,36 +88,46 @@ class LookSAM(SAM):
         return self._steps % self.period == 0
 
     def _combine(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        g, s = first, second
-        if not g:
-            return s
-        square = inner_product(g, g)
+        if not first:
+            return second
+        square = inner_product(first, first)
         if not self._needs_second():
-            v = {p: self._memory[p].to(g[p].device, g[p].dtype) for p in g if p in self._memory}
-            if not v:
-                return g
-            length = inner_product(v, v)
-            factor = torch.where(length > 0, self.alpha * (square / length).sqrt(), 0)
-            steps = torch._foreach_add(times(_parts(v), [factor] * len(v)), [local(g[p]) for p in v])
-            return {**g, **{p: like(step, p) for p, step in zip(v, steps, strict=True)}}
+            return self._with_remembered(first, square)
         if self.period > 1:
-            along = torch.where(square > 0, inner_product(g, s) / square, 0)
-            length = inner_product(s, s)
-            finite = torch.isfinite(along) & torch.isfinite(length)
-            both = [p for p in s if p in g]
-            shares = times([local(g[p]).to(local(s[p])) for p in both], [along] * len(both))
-            rests = torch._foreach_sub([local(s[p]) for p in both], shares) if both else []
-            v = {**s, **{p: like(rest, p) for p, rest in zip(both, rests, strict=True)}}
-            rounding = 4 * max(torch.finfo(gradient.dtype).eps for gradient in s.values())  # of them, and of sums
-            counts = inner_product(v, v) > (rounding + 100 * torch.finfo(length.dtype).eps) ** 2 * length
-            here = times(_parts(v), [counts] * len(v))
-            before = [local(self._memory[p]) if p in self._memory else torch.zeros_like(local(v[p])) for p in v]
-            found = chosen(finite, here, before)
-            for p, now in zip(v, found, strict=True):
-                if p not in self._memory or self._memory[p].dtype != now.dtype or self._memory[p].device != now.device:
-                    self._memory[p] = like(torch.empty_like(now), p)
-            put_([self._memory[p] for p in v], found)
-        return s
+            self._remember(first, second, square)
+        return second
+
+    def _with_remembered(self, g: dict[Tensor, Tensor], square: Tensor) -> dict[Tensor, Tensor]:
+        """The step where no second gradient is taken: g + alpha (|g| / |v|) v."""
+        v = {p: self._memory[p].to(g[p].device, g[p].dtype) for p in g if p in self._memory}
+        if not v:
+            return g
+        length = inner_product(v, v)
+        factor = torch.where(length > 0, self.alpha * (square / length).sqrt(), 0)
+        steps = torch._foreach_add(times(_parts(v), [factor] * len(v)), [local(g[p]) for p in v])
+        return {**g, **{p: like(step, p) for p, step in zip(v, steps, strict=True)}}
+
+    def _remember(self, g: dict[Tensor, Tensor], s: dict[Tensor, Tensor], square: Tensor) -> None:
+        """Keep v, what of s is at right angles to g: zero where it is rounding, as it was where s is not finite."""
+        along = torch.where(square > 0, inner_product(g, s) / square, 0)
+        length = inner_product(s, s)
+        finite = torch.isfinite(along) & torch.isfinite(length)
+        both = [p for p in s if p in g]
+        shares = times([local(g[p]).to(local(s[p])) for p in both], [along] * len(both))
+        rests = torch._foreach_sub([local(s[p]) for p in both], shares) if both else []
+        v = {**s, **{p: like(rest, p) for p, rest in zip(both, rests, strict=True)}}
+        rounding = 4 * max(torch.finfo(gradient.dtype).eps for gradient in s.values())  # of them, and of sums
+        counts = inner_product(v, v) > (rounding + 100 * torch.finfo(length.dtype).eps) ** 2 * length
+        here = times(_parts(v), [counts] * len(v))
+        before = [local(self._memory[p]) if p in self._memory else torch.zeros_like(local(v[p])) for p in v]
+        self._keep(dict(zip(v, chosen(finite, here, before), strict=True)))
+
+    def _keep(self, found: dict[Tensor, Tensor]) -> None:
+        """Write it into the memory, in place where there is one."""
+        for p, now in found.items():
+            if p not in self._memory or self._memory[p].dtype != now.dtype or self._memory[p].device != now.device:
+                self._memory[p] = like(torch.empty_like(now), p)
+        put_([self._memory[p] for p in found], list(found.values()))
 
     def _kept(self) -> tuple[str, ...]:
         return (*super()._kept(), "period", "alpha")

@@ -41,28 +41,27 @@ class Command:
     def run(self) -> int:
         """Print the presets."""
         committee = committee_settings()
-        if self.name is not None and self.name in committee:
-            chosen: dict[str, Any] = {self.name: committee[self.name]}
-            detail = _committee_detail(self.name, chosen[self.name])
-            print(json_module.dumps(chosen, indent=1) if self.json else on_screen(detail))
-            return 0
         if self.name is None and not self.json:
             print(on_screen(_overview(committee)))
-            return 0
-        if self.name is not None and self.name not in PRESETS:
+        elif self.name in committee:
+            setting = {self.name: committee[self.name]}
+            self._print(setting, _committee_detail(self.name, setting[self.name]))
+        elif self.name is None or self.name in PRESETS:
+            self._print_cells(list(PRESETS) if self.name is None else [self.name], committee)
+        else:
             raise UsageError(f"there is no preset {self.name!r}. {nearest(self.name, [*PRESETS, *committee])}")
-        rows = list(PRESETS) if self.name is None else [self.name]
+        return 0
+
+    def _print_cells(self, rows: list[str], committee: dict[str, dict[str, Any]]) -> None:
         columns = COLUMNS if self.algorithm is None else (self.algorithm,)
         cells = {row: {column: preset(row, column, self.as_coded) for column in columns} for row in rows}
-        if self.json:
-            table = {
-                row: {column: cell.to_dict() for column, cell in cell_row.items()} for row, cell_row in cells.items()
-            }
-            print(json_module.dumps({"table1": table, "committee": committee if self.name is None else {}}, indent=1))
-            return 0
-        details = [_detail(cell) for cell_row in cells.values() for cell in cell_row.values()]
-        print(on_screen("\n\n".join(details).split("\n")))
-        return 0
+        table = {row: {column: cell.to_dict() for column, cell in of_row.items()} for row, of_row in cells.items()}
+        details = [_detail(cell) for of_row in cells.values() for cell in of_row.values()]
+        content = {"table1": table, "committee": committee if self.name is None else {}}
+        self._print(content, "\n\n".join(details).split("\n"))
+
+    def _print(self, content: dict[str, Any], lines: list[str]) -> None:
+        print(json_module.dumps(content, indent=1) if self.json else on_screen(lines))
 
 
 def committee_settings() -> dict[str, dict[str, Any]]:

@@ -201,33 +201,41 @@ class TinyImageNet:
         words = {}
         if "words.txt" in source.names:
             words = dict(line.split("\t", 1) for line in self._text(source, "words.txt").splitlines() if "\t" in line)
-        train: list[tuple[str, int]] = []
-        for wnid in wnids:
-            files = [f"train/{wnid}/images/{wnid}_{k}.JPEG" for k in range(self.per_class)]
-            for file in files:
-                if file not in source.names:
-                    refuse(FileReport(f"{source.place}/{file}", "missing"), self.name)
-            train += [(file, target[wnid]) for file in files]
-        test: list[tuple[str, int]] = []
+        parts = {"train": self._train_files(source, target), "test": self._test_files(source, target)}
+        return [words.get(wnid, wnid).strip() for wnid in wnids], parts
+
+    def _train_files(self, source: _Source, target: dict[str, int]) -> list[tuple[str, int]]:
+        found = [
+            (f"train/{wnid}/images/{wnid}_{k}.JPEG", label)
+            for wnid, label in target.items()
+            for k in range(self.per_class)
+        ]
+        for file, _ in found:
+            self._require(source, file)
+        return found
+
+    def _test_files(self, source: _Source, target: dict[str, int]) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = []
+        listing = f"{source.place}/val/val_annotations.txt"
         for number, line in enumerate(self._text(source, "val/val_annotations.txt").splitlines(), 1):
             name, wnid, *_ = [*line.split("\t"), "", ""]
             file = f"val/images/{name}"
             if file not in source.names and f"val/{wnid}/images/{name}" in source.names:
                 file = f"val/{wnid}/images/{name}"  # sorted into classes, as many users do
             if wnid not in target:
-                raise self._damaged(
-                    f"{source.place}/val/val_annotations.txt", "a known class", f"{wnid!r} in line {number}"
-                )
-            if file not in source.names:
-                refuse(FileReport(f"{source.place}/{file}", "missing"), self.name)
-            test.append((file, target[wnid]))
-        if len(test) != self.test_size:
-            raise self._damaged(f"{source.place}/val/val_annotations.txt", f"{self.test_size} lines", len(test))
-        return [words.get(wnid, wnid).strip() for wnid in wnids], {"train": train, "test": test}
+                raise self._damaged(listing, "a known class", f"{wnid!r} in line {number}")
+            self._require(source, file)
+            found.append((file, target[wnid]))
+        if len(found) != self.test_size:
+            raise self._damaged(listing, f"{self.test_size} lines", len(found))
+        return found
+
+    def _require(self, source: _Source, file: str) -> None:
+        if file not in source.names:
+            refuse(FileReport(f"{source.place}/{file}", "missing"), self.name)
 
     def _text(self, source: _Source, name: str) -> str:
-        if name not in source.names:
-            refuse(FileReport(f"{source.place}/{name}", "missing"), self.name)
+        self._require(source, name)
         return source.read(name).decode("utf-8", "replace")
 
     def _damaged(self, where: str, expected: str, actual: object) -> DataError:

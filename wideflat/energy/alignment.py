@@ -55,10 +55,7 @@ def aligned(model: nn.Module, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if wrong := [name for name in ours if name not in theirs or theirs[name].shape != ours[name].shape]:
         raise ValueError(f"the other network has no {wrong[0]} of shape {tuple(ours[wrong[0]].shape)}")
     for k, units in enumerate(groups):
-        later = [axis.name for other_units in groups[k + 1 :] for axis in other_units.axes]
-        names = [axis.name for axis in units.axes]
-        settled = [a for a in units.axes if a.name in weights and a.name not in later and names.count(a.name) == 1]
-        _permute(theirs, units, _best(ours, theirs, units, settled))
+        _permute(theirs, units, _best(ours, theirs, units, _settled(units, groups[k + 1 :], weights)))
     nearness = _nearness(ours, theirs, weights)
     for _ in range(SWEEPS):
         before = nearness
@@ -70,6 +67,13 @@ def aligned(model: nn.Module, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if nearness <= before:
             break
     return theirs
+
+
+def _settled(units: Units, later: list[Units], weights: set[str]) -> list[Axis]:
+    """The axes of weights whose other axes are in order already: not those of later groups, nor of the same one."""
+    unsettled = {axis.name for others in later for axis in others.axes}
+    names = [axis.name for axis in units.axes]
+    return [a for a in units.axes if a.name in weights - unsettled and names.count(a.name) == 1]
 
 
 def _nearness(ours: dict[str, Tensor], theirs: dict[str, Tensor], weights: set[str]) -> float:

@@ -354,28 +354,35 @@ def restore_random_state(state: tuple[Any, ...]) -> None:
 
 def _in_memory(data: Any) -> bool:
     """Whether ``data`` is tensors with one common first axis, and not batches."""
-    if isinstance(data, (Tensor, np.ndarray)):
-        leaves = [data]
-    elif isinstance(data, Mapping):
-        leaves = list(data.values())
-    elif _several_inputs(data):
-        leaves = [*(data[0].values() if isinstance(data[0], Mapping) else data[0]), data[1]]
-    elif isinstance(data, tuple):
-        leaves = list(data)
-    else:
+    leaves = _held(data)
+    if not leaves or not all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in leaves):
         return False
-    tensors = bool(leaves) and all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0 for leaf in leaves)
-    for leaf in leaves if tensors else ():
-        if isinstance(leaf, UninitializedParameter):
-            raise TypeError("data must be tensors with contents, got a parameter without a shape")
-        if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
-            raise TypeError(
-                f"data in memory must be dense tensors, which can be cut into batches; got one of layout {leaf.layout}."
-                " Give them as batches, a list of (inputs, targets) or a DataLoader, or .to_dense()"
-            )
-    if tensors and len({len(leaf) for leaf in leaves}) != 1:
+    for leaf in leaves:
+        _refuse_what_cannot_be_cut(leaf)
+    if len({len(leaf) for leaf in leaves}) != 1:
         raise ValueError(f"tensors in memory must have the same length, got {[tuple(leaf.shape) for leaf in leaves]}")
-    return tensors
+    return True
+
+
+def _refuse_what_cannot_be_cut(leaf: Tensor | np.ndarray) -> None:
+    if isinstance(leaf, UninitializedParameter):
+        raise TypeError("data must be tensors with contents, got a parameter without a shape")
+    if isinstance(leaf, Tensor) and (leaf.layout is not torch.strided or leaf.is_nested):
+        raise TypeError(
+            f"data in memory must be dense tensors, which can be cut into batches; got one of layout {leaf.layout}."
+            " Give them as batches, a list of (inputs, targets) or a DataLoader, or .to_dense()"
+        )
+
+
+def _held(data: Any) -> list[Any]:
+    """What would be the tensors of the examples, if they are given as a whole."""
+    if isinstance(data, (Tensor, np.ndarray)):
+        return [data]
+    if isinstance(data, Mapping):
+        return list(data.values())
+    if _several_inputs(data):
+        return [*(data[0].values() if isinstance(data[0], Mapping) else data[0]), data[1]]
+    return list(data) if isinstance(data, tuple) else []
 
 
 def _several_inputs(data: Any) -> bool:

@@ -13,7 +13,7 @@ import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ _POOLS = (
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _KEEPING: set[Any] = {
     F.relu, F.relu6, F.leaky_relu, F.elu, F.silu, F.gelu, F.tanh, F.sigmoid, F.softplus, F.dropout, torch.relu,
@@ -69,6 +69,10 @@ class _Label:
 
     units: Units
     channels: bool
+
+
+#: What goes from the label of a layer's input, its name and the layer to the label of its output, None where it cannot.
+_ReadsLayer: TypeAlias = Callable[[_Label, str, Any], _Label | None]
 
 
 def hidden_units(model: nn.Module) -> list[Units]:
@@ -155,56 +159,85 @@ class _Reader:
         )
 
     def _module(self, node: fx.Node, module: nn.Module) -> _Label:
-        if len(node.all_input_nodes) != 1 or node.all_input_nodes[0] not in self.labels:
+        """The label of what a layer makes, by its kind."""
+        readers: tuple[tuple[tuple[type[nn.Module], ...], _ReadsLayer], ...] = (
+            (_WEIGHTED, self._weighted),
+            ((*_NORMS, nn.LayerNorm), self._normalised),
+            (_ELEMENTWISE, lambda label, name, layer: label),
+            (_POOLS, lambda label, name, layer: label if label.channels else None),
+            ((nn.Flatten,), _flattened),
+        )
+        read = next((read for kinds, read in readers if isinstance(module, kinds)), None)
+        sources = [self.labels.get(used) for used in node.all_input_nodes]
+        if read is None or len(sources) != 1 or sources[0] is None:
             raise self._refuse(node, module)
-        label, name = self.labels[node.all_input_nodes[0]], str(node.target)
-        inputs = label.units.size is None
-        if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
-            linear = isinstance(module, nn.Linear)
-            grouped = not linear and getattr(module, "groups", 1) != 1
-            if grouped or (linear == label.channels and not inputs):
-                raise self._refuse(node, module)
-            self._attach(label.units, f"{name}.weight", 1)
-            made = self._attach(self._new(module.weight.shape[0]), f"{name}.weight", 0)
-            if module.bias is not None:
-                made = self._attach(made, f"{name}.bias", 0)
-            return _Label(made, not linear)
-        if isinstance(module, _NORMS) or (isinstance(module, nn.LayerNorm) and not label.channels):
-            units = label.units
-            if inputs or (isinstance(module, nn.LayerNorm) and module.normalized_shape != (units.size,)):
-                raise self._refuse(node, module)
-            for part, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if tensor.dim() == 1:
-                    units = self._attach(units, f"{name}.{part}", 0)
-            return _Label(units, label.channels)
-        if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
-            return _Label(label.units, False)
-        if isinstance(module, _ELEMENTWISE) or (isinstance(module, _POOLS) and label.channels):
-            return _Label(label.units, label.channels)
-        raise self._refuse(node, module)
+        made = read(sources[0], str(node.target), module)
+        if made is None:
+            raise self._refuse(node, module)
+        return _Label(made.units, made.channels)
+
+    def _weighted(self, label: _Label, name: str, module: Any) -> _Label | None:
+        """Linear and Conv: new units, whose rows are their own and whose columns are those of the units before."""
+        convolution = not isinstance(module, nn.Linear)
+        fits = convolution == label.channels or label.units.size is None
+        if not fits or getattr(module, "groups", 1) != 1:
+            return None
+        self._attach(label.units, f"{name}.weight", 1)
+        made = self._attach(self._new(module.weight.shape[0]), f"{name}.weight", 0)
+        if module.bias is not None:
+            made = self._attach(made, f"{name}.bias", 0)
+        return _Label(made, convolution)
+
+    def _normalised(self, label: _Label, name: str, module: nn.Module) -> _Label | None:
+        """Normalisations: the same units, with a number of each in every parameter and statistic."""
+        units = label.units
+        over_features = isinstance(module, nn.LayerNorm)
+        if units.size is None or (over_features and (label.channels or module.normalized_shape != (units.size,))):
+            return None
+        for part, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.dim() == 1:
+                units = self._attach(units, f"{name}.{part}", 0)
+        return _Label(units, label.channels)
 
     def _function(self, node: fx.Node) -> _Label | None:
         """The label of what a function or a method makes; None for sizes, which are no features."""
         known = [self.labels[used] for used in node.all_input_nodes if used in self.labels]
         if node.target in _SIZES and (not known or node.args[1:] == ("shape",) or node.op == "call_method"):
             return None
-        if not known:
-            raise self._refuse(node, node.target)
-        if all(label.units.size is None for label in known):  # the input, whatever is done to it
+        if known and all(label.units.size is None for label in known):  # the input, whatever is done to it
             return _Label(known[0].units, True)
-        first = known[0]
         if node.target in _SUMS:
-            for other in known[1:]:
-                sizes = {first.units.size, other.units.size} - {None}
-                if other.channels != first.channels or len(sizes) > 1:
-                    raise self._refuse(node, node.target)
-                self._tie(first.units, other.units)
-            return _Label(first.units, first.channels)
-        if len(known) == 1 and (node.target in _KEEPING or (first.channels and node.target in _POOLING)):
-            return _Label(first.units, first.channels)
-        if _flattens(node) or (first.channels and _averages(node)):
-            return _Label(first.units, False)
-        raise self._refuse(node, node.target)
+            made = self._sum(known)
+        else:
+            made = _of_one(node, known[0]) if len(known) == 1 else None
+        if made is None:
+            raise self._refuse(node, node.target)
+        return made
+
+    def _sum(self, terms: list[_Label]) -> _Label | None:
+        """The units of all terms become one group."""
+        if not terms:
+            return None
+        first = terms[0]
+        for other in terms[1:]:
+            sizes = {first.units.size, other.units.size} - {None}
+            if other.channels != first.channels or len(sizes) > 1:
+                return None
+            self._tie(first.units, other.units)
+        return _Label(first.units, first.channels)
+
+
+def _of_one(node: fx.Node, label: _Label) -> _Label | None:
+    """What a function of one tensor of features makes."""
+    if node.target in _KEEPING or (label.channels and node.target in _POOLING):
+        return _Label(label.units, label.channels)
+    if _flattens(node) or (label.channels and _averages(node)):
+        return _Label(label.units, False)
+    return None
+
+
+def _flattened(label: _Label, name: str, module: Any) -> _Label | None:
+    return _Label(label.units, False) if (module.start_dim, module.end_dim) == (1, -1) else None
 
 
 def _flattens(node: fx.Node) -> bool:

@@ -27,7 +27,33 @@ _NORMALISATIONS = (
 _NORMALISATION_NAME = re.compile(r".*(Batch|Layer|Group|RMS|Rms|Instance)Norm(alization)?[0-9]*d?")
 #: More names and patterns are never meant.
 MOST_NAMES = 10**5
-_WORDS = ("all", "no batch norm", "no biases", "weights", "trainable")
+
+
+def _of_normalisations(model: nn.Module) -> set[str]:
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NORMALISATIONS) or _NORMALISATION_NAME.fullmatch(type(module).__name__)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
+def _biases(model: nn.Module) -> set[str]:
+    return {name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"}
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+#: The words for selections, and the names that each leaves out.
+_WORDS: dict[str, Callable[[nn.Module], set[str]]] = {
+    "all": lambda model: set(),
+    "no batch norm": _of_normalisations,
+    "no biases": _biases,
+    "weights": lambda model: _of_normalisations(model) | _biases(model),
+    "trainable": _frozen,
+}
 
 
 class NothingSelected(ValueError):
@@ -62,33 +88,16 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
     if isinstance(selection, (Tensor, nn.Module)) or not (callable(selection) or isinstance(selection, Iterable)):
         raise TypeError(f"parameters must be names, regular expressions or a function, got {shown(selection)}")
     network(model)
-    normalisation = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        if isinstance(module, _NORMALISATIONS) or _NORMALISATION_NAME.fullmatch(type(module).__name__)
-        for name, _ in module.named_parameters(recurse=False)
-    }
     parameters = dict(model.named_parameters())
-    bias = {name for name in parameters if name.rpartition(".")[2] == "bias"}
     if callable(selection):
         chosen = [name for name, parameter in parameters.items() if selection(name, parameter)]
         words = f"function {getattr(selection, '__qualname__', type(selection).__qualname__)}"
     elif isinstance(selection, str) and selection in _WORDS:
         words = str(selection)
-        frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
-        without = {"all": set(), "no batch norm": normalisation, "no biases": bias, "weights": normalisation | bias}
-        without["trainable"] = frozen
-        chosen = [name for name in parameters if name not in without[words]]
+        without = _WORDS[words](model)
+        chosen = [name for name in parameters if name not in without]
     else:
-        try:
-            patterns = [selection] if isinstance(selection, str) else _names(selection)
-            words = " | ".join(patterns)
-            chosen = [name for name in parameters if any(re.fullmatch(pattern, name) for pattern in patterns)]
-        except (re.error, TypeError, RecursionError, OverflowError) as error:
-            raise ValueError(
-                f"parameters must be one of {_WORDS}, a regular expression, several of them, or a function of name and "
-                f"parameter; got {shown(selection)} ({error})"
-            ) from None
+        chosen, words = _matching(parameters, selection)
     if not chosen:
         raise NothingSelected(
             f"parameters={shown(selection)} selects none of the {len(parameters)} parameters; "
@@ -96,6 +105,19 @@ def select_parameters(model: nn.Module, selection: Selection = "all") -> tuple[l
         )
     _refuse_shared_memory(parameters, set(chosen))
     return chosen, words
+
+
+def _matching(names: Iterable[str], selection: str | Iterable[str]) -> tuple[list[str], str]:
+    """The names that one of the regular expressions matches as a whole, and these in words."""
+    try:
+        patterns = [selection] if isinstance(selection, str) else _names(selection)
+        words = " | ".join(patterns)
+        return [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)], words
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"parameters must be one of {(*_WORDS,)}, a regular expression, several of them, or a function of name and "
+            f"parameter; got {shown(selection)} ({error})"
+        ) from None
 
 
 def _names(given: Iterable[str]) -> list[str]:

@@ -130,23 +130,30 @@ def _digest(content: Any) -> str:
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """JSON form of ``value``; its tensors go to ``tensors`` under names that tell where they were."""
-    if isinstance(value, Tensor):
-        while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
-            name += "'"
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        channels_last = value.dim() == 4 and not value.is_contiguous() and _is_channels_last(value)
-        return {"$tensor": name, **({"channels_last": True} if channels_last else {})}
-    if isinstance(value, dict):
-        inner = {key: _encode(item, f"{name}.{key}" if name else str(key), tensors) for key, item in value.items()}
-        if all(isinstance(key, str) and not key.startswith("$") for key in inner):
-            return inner
-        return {"$items": [[key, item] for key, item in inner.items()]}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item, f"{name}.{i}" if name else str(i), tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Tensor):
+        return _encode_tensor(value, name, tensors)
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, _within(name, i), tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        inner = {key: _encode(item, _within(name, key), tensors) for key, item in value.items()}
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in inner)
+        return inner if plain else {"$items": [[key, item] for key, item in inner.items()]}
     raise TypeError(f"a state holds tensors, numbers, strings, lists and dictionaries; {name or 'it'} is {type(value)}")
+
+
+def _within(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _encode_tensor(value: Tensor, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
+        name += "'"
+    tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+    channels_last = value.dim() == 4 and not value.is_contiguous() and _is_channels_last(value)
+    return {"$tensor": name, **({"channels_last": True} if channels_last else {})}
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
