@@ -157,11 +157,56 @@ class Halves(nn.Module):
         (nn.TransformerEncoderLayer(4, 2), "cannot be aligned"),
         (Branching(), "torch.fx cannot trace it"),
         (tied(), "2.weight is tied to another parameter"),
+        (
+            nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2)),
+            "0.weight is computed from other parameters",
+        ),
+        (nn.Sequential(nn.Linear(3, 6), nn.Flatten(), nn.Linear(9, 2)), "length 9, which 6 units do not divide"),
     ],
 )
 def test_what_is_not_known_is_refused(model, message):
     with pytest.raises(ValueError, match=message):
         aligned(model, model.state_dict())
+
+
+def hooked():
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    model[1].register_forward_hook(lambda _, inputs, output: output * torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0]))
+    return model
+
+
+UNSEEN = {  # what a graph does not show
+    "positions before units": (
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 2)),
+        (4, 3),
+    ),
+    "normalised positions": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(16, 2)),
+        (4, 3),
+    ),
+    "hook": (hooked, (3,)),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_units_that_are_not_treated_alike_are_refused_though_the_graph_does_not_show_it(name):
+    make, shape = UNSEEN[name]
+    torch.manual_seed(0)
+    model, other, x = make(), make(), torch.randn(12, *shape)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    options = {"metric": "loss", "noise": False, "progress": False}
+    with pytest.raises(ValueError, match="it answers differently when its hidden units are permuted"):
+        shift_profile(model, (x, torch.zeros(12, dtype=torch.long)), other, align=True, **options)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_half_precision_may_round():
+    model, x, _ = build("mlp")
+    other, _, _ = build("mlp", seed=1)
+    model, other, x = model.bfloat16(), other.bfloat16(), x.bfloat16()
+    options = {"metric": "loss", "noise": False, "progress": False}
+    y = torch.randint(3, (30,), generator=torch.Generator().manual_seed(0))
+    assert np.isfinite(shift_profile(model, (x, y), other, align=True, **options).mean).all()
 
 
 def test_bad_input():

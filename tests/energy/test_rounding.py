@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from wideflat.energy.rounding import pruned, quantized
+from wideflat.energy.scales import transposed_groups
 
 
 @pytest.mark.parametrize("per", ["tensor", "channel"])
@@ -18,6 +20,20 @@ def test_each_weight_goes_to_the_nearest_level(bits, per):
         nearest = levels[(weight[channel].flatten()[:, None] - levels).abs().argmin(1)]
         torch.testing.assert_close(found[channel].flatten(), nearest)
         assert len(found[channel].unique()) <= 2**bits - 1
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_channels_of_a_transposed_convolution_are_on_its_second_axis(groups):
+    layer = nn.ConvTranspose2d(4, 6, 3, groups=groups)
+    weight = layer.weight.detach()
+    with torch.no_grad():
+        weight[:2] *= 10
+    found = quantized(weight, 4, "channel", transposed_groups(nn.Sequential(layer))["0.weight"])
+    for group in range(groups):
+        inputs = slice(4 // groups * group, 4 // groups * (group + 1))
+        for channel in range(6 // groups):
+            expected = quantized(weight[inputs, channel], 4)  # as one tensor
+            torch.testing.assert_close(found[inputs, channel], expected)
 
 
 def test_zeros_stay_and_quantising_twice_is_once():

@@ -65,6 +65,23 @@ def test_rounding_is_that_of_a_loop(per):
     assert found.kind == "quantize" and found.barrier is None and (np.diff(found.lengths) > 0).all()
 
 
+def test_rounding_by_channel_knows_transposed_convolutions():
+    model = nn.Sequential(nn.ConvTranspose1d(2, 3, 4), nn.Flatten())
+    with torch.no_grad():
+        model[0].weight[:, 1] *= 20
+    x = torch.randn(9, 2, 5, generator=torch.Generator().manual_seed(0))
+    metric = lambda outputs, _: outputs.square().sum(1)  # noqa: E731
+    found = shift_profile(
+        model, (x, x), quantize=[3], per="channel", metric=metric, noise=False, progress=False, batch_size=9
+    )
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for channel in range(3):
+            other[0].weight[:, channel] = quantized(model[0].weight[:, channel], 3)
+        expected = float((metric(other(x), x) - metric(model(x), x)).mean())
+    assert found.mean[0] == pytest.approx(expected, rel=1e-4)
+
+
 def test_pruning_is_that_of_a_loop():
     model, (x, y) = network(), data()
     found = measure(model, (x, y), prune=[0.0, 0.5, 1.0])

@@ -14,19 +14,26 @@ Other symmetries (the rescaling of ReLU units) are left as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from wideflat.energy.assignment import assignment
+from wideflat.energy.blocks import Block, cloned, seed_everything, truncated
+from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.hidden_units import Axis, Units, hidden_units
 from wideflat.kernels.float64 import doubled
 
-__all__ = ["aligned"]
+__all__ = ["aligned", "require_same_answers"]
 
 #: Sweeps over all layers at most.
 SWEEPS = 50
+#: Examples on which two orders of the units are compared, and how much answers may differ, as a share of the largest
+#: and in units of the precision of the weights: sums have another order.
+LOOK, SHARE, ROUNDINGS = 8, 1e-3, 16
 
 
 def aligned(model: nn.Module, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -74,6 +81,46 @@ def _settled(units: Units, later: list[Units], weights: set[str]) -> list[Axis]:
     unsettled = {axis.name for others in later for axis in others.axes}
     names = [axis.name for axis in units.axes]
     return [a for a in units.axes if a.name in weights - unsettled and names.count(a.name) == 1]
+
+
+def require_same_answers(
+    evaluation: Evaluation, block: Block, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> None:
+    """Refuse a network that answers differently when its units are permuted as its graph says that they may be.
+
+    A graph does not show everything: hooks, the number of axes (a flattening that puts positions before units), masks.
+    Weights and buffers are written to.
+
+    Args:
+        evaluation: The network, inside ``evaluation.prepared()``.
+        block: Data, of which a few examples are looked at.
+        before: Weights.
+        after: The same with permuted units.
+    """
+    batch = evaluation.load(truncated(block.batch, min(LOOK, block.size)))
+    ours, theirs = (_answers(evaluation, batch, state) for state in (before, after))
+    precision = max(torch.finfo(p.dtype).eps for p in evaluation.model.parameters() if p.is_floating_point())
+    for a, b in zip(ours, theirs, strict=True):
+        largest = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
+        allowed = max(SHARE, ROUNDINGS * precision) * largest
+        if not torch.allclose(a, b, rtol=0.0, atol=allowed, equal_nan=True):
+            raise ValueError(
+                "the network cannot be aligned: it answers differently when its hidden units are permuted as its "
+                "graph allows, so something treats them not alike (a hook, a mask, positions that are flattened "
+                "before units). Give weights that are aligned already"
+            )
+
+
+def _answers(evaluation: Evaluation, batch: Any, state: Mapping[str, Tensor]) -> list[Tensor]:
+    """What the network returns with other weights: all of its tensors of real numbers."""
+    model = evaluation.model
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name in state:
+                tensor.copy_(state[name])
+    seed_everything(0)
+    found = evaluation.outputs(cloned(batch))[0]
+    return [doubled(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _nearness(ours: dict[str, Tensor], theirs: dict[str, Tensor], weights: set[str]) -> float:

@@ -123,7 +123,24 @@ class _Reader:
                 self.labels[node] = self._module(node, self.graph.get_submodule(str(node.target)))
             elif (label := self._function(node)) is not None:
                 self.labels[node] = label
-        return [units for units in self.groups if units.free and units.size is not None and units.size > 1]
+        found = [units for units in self.groups if units.free and units.size is not None and units.size > 1]
+        for units in found:
+            self._require_axes(units)
+        return found
+
+    def _require_axes(self, units: Units) -> None:
+        """Refuse units that do not divide what seems to be attached to them."""
+        assert units.size is not None
+        state = self.graph.state_dict()
+        for axis in units.axes:
+            if axis.name not in state:
+                raise ValueError(f"the network cannot be aligned: {axis.name} is computed from other parameters")
+            length = state[axis.name].shape[axis.axis]
+            if length % units.size:
+                raise ValueError(
+                    f"the network cannot be aligned: axis {axis.axis} of {axis.name} has the length {length}, which "
+                    f"{units.size} units do not divide"
+                )
 
     def _new(self, size: int | None, free: bool = True) -> Units:
         self.groups.append(Units(size, free=free))

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from wideflat.checks import choice, shown
+from wideflat.energy.scales import by_channel
 
 __all__ = ["pruned", "quantized"]
 
 
-def quantized(weight: Tensor, bits: int, per: str = "tensor") -> Tensor:
+def quantized(weight: Tensor, bits: int, per: str = "tensor", groups: int | None = None) -> Tensor:
     """A weight rounded to 2^bits - 1 values around 0.
 
     Args:
-        weight: Any shape; the first axis counts output channels.
+        weight: Any shape; the first axis counts output channels, but for a transposed convolution.
         bits: At least 2.
         per: One step for the ``"tensor"`` or one for each output ``"channel"``.
+        groups: Of a transposed convolution (:func:`wideflat.energy.scales.transposed_groups`).
 
     Example:
         >>> quantized(torch.tensor([0.2, -1.0, 0.6]), 2)  # -1, 0 and 1
@@ -36,7 +38,8 @@ def quantized(weight: Tensor, bits: int, per: str = "tensor") -> Tensor:
     if weight.numel() == 0:
         return weight
     whole = per == "tensor" or weight.dim() < 2
-    largest = weight.abs().max() if whole else weight.abs().flatten(1).amax(1).view(-1, *(1,) * (weight.dim() - 1))
+    size = weight.abs()
+    largest = size.max() if whole else by_channel(size, groups, lambda part, axes: part.amax(axes, keepdim=True))
     step = largest / (2 ** (int(bits) - 1) - 1)
     return torch.where(step > 0, torch.round(weight / torch.where(step > 0, step, 1)) * step, 0.0).to(weight.dtype)
 

@@ -29,7 +29,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from wideflat.checks import real_tensor, shown
 from wideflat.kernels.float64 import fetched
 
-__all__ = ["WORDS", "NothingMoves", "Scale", "Scales"]
+__all__ = ["WORDS", "NothingMoves", "Scale", "Scales", "by_channel", "transposed_groups"]
 
 #: What the noise on a weight is proportional to: a word, or a tensor for each name.
 Scale: TypeAlias = str | Mapping[str, Tensor]
@@ -108,11 +108,7 @@ def _kind(model: nn.Module, scale: str) -> Callable[[str, Tensor], Tensor]:
         words = ", ".join(f'"{word}"' for word in WORDS)
         raise ValueError(f"scale must be {words} or a tensor for each name, got {shown(scale)}")
     if scale == "filter":
-        groups = {
-            f"{prefix}.weight".lstrip("."): module.groups
-            for prefix, module in model.named_modules()
-            if isinstance(module, _ConvTransposeNd)
-        }
+        groups = transposed_groups(model)
         return lambda name, weight: _filter(weight, groups.get(name))
     kinds: dict[str, Callable[[str, Tensor], Tensor]] = {
         "relative": lambda _, weight: weight,
@@ -122,18 +118,42 @@ def _kind(model: nn.Module, scale: str) -> Callable[[str, Tensor], Tensor]:
     return kinds[scale]
 
 
+def transposed_groups(model: nn.Module) -> dict[str, int]:
+    """The groups of each transposed convolution, by the name of its weight: its output channels are on the second axis.
+
+    Example:
+        >>> transposed_groups(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 6, 3, groups=2)))
+        {'1.weight': 2}
+    """
+    return {
+        f"{prefix}.weight".lstrip("."): module.groups
+        for prefix, module in model.named_modules()
+        if isinstance(module, _ConvTransposeNd)
+    }
+
+
+def by_channel(weight: Tensor, groups: int | None, reduce: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tensor:
+    """A number for each output channel of a weight of two axes or more, in the place of each of its weights.
+
+    Args:
+        weight: Of any layer.
+        groups: Of a transposed convolution; None for every other layer, whose first axis counts output channels.
+        reduce: A function of a tensor and the axes to reduce, which keeps them.
+    """
+    if groups is None:
+        return reduce(weight, tuple(range(1, weight.dim()))).expand_as(weight)
+    inputs, outputs = weight.shape[:2]
+    found = reduce(weight.reshape(groups, inputs // groups, outputs, -1), (1, 3))
+    found = found.expand(-1, inputs // groups, -1, -1).reshape(inputs, outputs, *(1,) * (weight.dim() - 2))
+    return found.expand_as(weight)
+
+
 def _filter(weight: Tensor, groups: int | None) -> Tensor:
     """Root mean square of each output channel; ``groups`` of a transposed convolution, whose second axis has them."""
     if weight.dim() < 2:
         return weight.abs()
-    square = _precise(weight).square()
-    if groups is None:
-        mean = square.flatten(1).mean(1).view(-1, *(1,) * (weight.dim() - 1))
-    else:
-        inputs, outputs = weight.shape[:2]
-        mean = square.view(groups, inputs // groups, outputs, -1).mean((1, 3), keepdim=True)
-        mean = mean.expand(-1, inputs // groups, -1, -1).reshape(inputs, outputs, *(1,) * (weight.dim() - 2))
-    return mean.sqrt().to(weight.dtype).expand_as(weight)
+    mean = by_channel(_precise(weight).square(), groups, lambda square, axes: square.mean(axes, keepdim=True))
+    return mean.sqrt().to(weight.dtype)
 
 
 def _precise(weight: Tensor) -> Tensor:

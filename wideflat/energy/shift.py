@@ -38,15 +38,15 @@ from wideflat.checks import choice, flag, numbers_of, shown
 from wideflat.checks.options import check_fields, text
 from wideflat.checks.records import array, dense, parts_of, reading
 from wideflat.distributed.whole import whole_tensors
-from wideflat.energy.alignment import aligned
+from wideflat.energy.alignment import aligned, require_same_answers
 from wideflat.energy.blocks import Blocks
 from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.measure import local_energy
-from wideflat.energy.opening import opened
+from wideflat.energy.opening import Opened, opened
 from wideflat.energy.points import Sample, move, sample
 from wideflat.energy.request import BatchNorm
 from wideflat.energy.rounding import pruned, quantized
-from wideflat.energy.scales import Scale, Scales
+from wideflat.energy.scales import Scale, Scales, transposed_groups
 from wideflat.energy.selection import Selection
 from wideflat.energy.shared_noise import SharedNoise, unwritten
 from wideflat.files import atomic_write, read_json
@@ -273,7 +273,7 @@ def shift_profile(
     if align:
         if kind != "other":
             raise ValueError(f"align is for other weights, not for {kind}=")
-        given["other"] = _aligned(model, other)
+        given["other"] = _aligned(begun, other)
     ways = _ways(kind, given[kind], places, weights, per, model)
     display = Progress("shift profile", len(ways) + 1, progress)
     with unwritten(model), evaluation.explained(), evaluation.prepared(), change, display as bar:
@@ -335,7 +335,10 @@ def _ways(
         return [_Way(directions, buffers, t) for t in (0.0, *places, 1.0)]
     changed: Callable[[float], dict[str, Tensor]]
     if kind == "quantize":
-        changed = lambda bits: {name: quantized(weight, int(bits), per) for name, weight in weights.items()}  # noqa: E731
+        groups = transposed_groups(model)
+        changed = lambda bits: {  # noqa: E731
+            name: quantized(weight, int(bits), per, groups.get(name)) for name, weight in weights.items()
+        }
         if any(bits != int(bits) for bits in places):
             raise ValueError(f"bits must be whole numbers >= 2, got {places.tolist()}")
     else:
@@ -344,21 +347,28 @@ def _ways(
     return [still, *(_Way({name: new[name] - weights[name] for name in weights}, {}, 1.0) for new in found)]
 
 
-def _aligned(model: nn.Module, other: Any) -> dict[str, Tensor]:
+def _aligned(begun: Opened, other: Any) -> dict[str, Tensor]:
+    """Other weights in the order of units that is nearest, with which the network is seen to answer the same."""
+    state, evaluation = _state(other), begun.evaluation
+    found = aligned(begun.model, state)
+    with unwritten(begun.model), evaluation.explained(), evaluation.prepared():
+        require_same_answers(evaluation, begun.blocks.first(), state, found)
+    return found
+
+
+def _state(other: Any) -> dict[str, Tensor]:
+    """The tensors of other weights."""
     state = other.state_dict() if isinstance(other, nn.Module) else other
     if not isinstance(state, Mapping):
         raise TypeError(f"other must be a state dictionary or a network, got {type(other).__name__}")
-    return aligned(model, whole_tensors(state))
+    return whole_tensors(state)
 
 
 def _to_other(
     model: nn.Module, weights: dict[str, Tensor], other: Mapping[str, Tensor] | nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The differences of parameters and of floating-point buffers to other weights of the same network."""
-    state = other.state_dict() if isinstance(other, nn.Module) else other
-    if not isinstance(state, Mapping):
-        raise TypeError(f"other must be a state dictionary or a network, got {type(other).__name__}")
-    state = whole_tensors(state)
+    state = _state(other)
     missing, unknown = [name for name in weights if name not in state], set(state) - set(model.state_dict())
     if missing or unknown:
         raise ValueError(
