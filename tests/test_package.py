@@ -25,3 +25,15 @@ def test_training_does_not_import_the_measures():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_public_name_imports_the_compiler_of_torch():
+    """It takes a second; torch imports it by itself with the first optimizer that is made."""
+    code = (
+        "import sys, wideflat;\n"
+        "for name in wideflat.__all__:\n"
+        "    getattr(wideflat, name)\n"
+        "    assert 'torch._dynamo' not in sys.modules, name"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

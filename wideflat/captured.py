@@ -65,6 +65,7 @@ class Captured(Centered):
 
     def _settle_capture(self, capturable: bool) -> None:
         """Find out whether steps can be captured, at the end of a constructor; refuse what was asked for and cannot."""
+        _mark_for_the_tracer()
         self.capturable, self._obstacle = flag("capturable", capturable), type(self)._obstacle
         params, group = self._parameters(), self.outer.param_groups[0]
         if self._obstacle is not None:
@@ -81,6 +82,10 @@ class Captured(Centered):
             raise ValueError(
                 f"capturable=True: steps of this {type(self).__name__} cannot be captured, {self._obstacle}"
             )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _mark_for_the_tracer()
 
     def _is_captured(self) -> bool:
         return self._obstacle is None and (self.capturable or torch.compiler.is_compiling())
@@ -292,7 +297,6 @@ class Captured(Centered):
             self._cores[type(inner)] = inspect.unwrap(type(inner).step)
             inner._opt_called = True  # type: ignore[attr-defined] # what a scheduler asks for
 
-    @torch.compiler.assume_constant_result
     def _prepare_first(self) -> bool:
         """As above, where the tracer has not called ``_init_group`` yet: it runs this when it traces, and not again."""
         self._prepare()
@@ -352,3 +356,12 @@ def _set_at_rest(inner: Optimizer) -> None:
             makes_one = group["momentum"] and not group["dampening"] and p.grad is not None
             if makes_one and inner.state[p].get("momentum_buffer") is None:
                 inner.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+
+def _mark_for_the_tracer() -> None:
+    """The tracer runs this method and does not trace it.
+
+    Said when there is an optimizer, for which torch has imported its compiler by itself; as a decorator it would be
+    imported with this module, which takes twenty times as long as all else here.
+    """
+    torch.compiler.assume_constant_result(Captured._prepare_first)
