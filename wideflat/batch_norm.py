@@ -15,6 +15,7 @@ from torch.optim.swa_utils import update_bn
 
 from wideflat.checks import function, instance, network, shown, whole
 from wideflat.checks.calls import called
+from wideflat.checks.streams import MOST_BATCHES, ending
 from wideflat.kernels.float64 import has_float64
 
 __all__ = ["refresh_batch_norm"]
@@ -91,7 +92,7 @@ def refresh_batch_norm(
 
     def batches() -> Iterator[_Batch]:
         nonlocal seen
-        for batch in islice(loader, num_batches):
+        for batch in islice(ending("loader", loader, num_batches or MOST_BATCHES), num_batches):
             seen += 1
             yield _Batch(batch)
 

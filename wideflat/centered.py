@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.checks import instance, shown, warn_user
+from wideflat.checks import instance, network, shown, warn_user
 from wideflat.checks.options import device, dtype
 from wideflat.checks.records import check_state_dict, dense
 from wideflat.kernels.flat_blocks import is_dense
@@ -311,6 +311,8 @@ class Centered(Optimizer):
         if self._place.within_center:  # nested: already there
             yield
             return
+        if model is not None:
+            network(model)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if model is not None else []
         if not self.evaluating:
             self._show_center()

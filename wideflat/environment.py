@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import wideflat
+from wideflat.checks.options import device
 
 __all__ = ["choose_device", "environment", "now"]
 
@@ -49,7 +50,7 @@ def choose_device(name: str | None = "auto") -> torch.device:
         device(type='cpu')
     """
     if name is not None and name != "auto":
-        return torch.device(name)
+        return device("device", name) or torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from wideflat.checks.doors import asks
 from wideflat.checks.records import location, reading
 
 try:
@@ -192,6 +193,7 @@ def _npz(path: str | os.PathLike[str]) -> Iterator[np.lib.npyio.NpzFile]:
             raise ValueError(f"{os.fspath(path)} is not a whole .npz file of plain arrays ({error})") from error
 
 
+@asks
 def missing(path: str | os.PathLike[str]) -> str:
     """That there is no such file or folder, and which of its neighbours may be meant.
 
@@ -313,6 +315,7 @@ def read_json(path: str | os.PathLike[str], what: str, make: Callable[[Any], T])
         raise ValueError(f"{place} is not a whole {what}: {reason}") from None
 
 
+@asks
 def sha256(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's contents, as 64 hexadecimal digits."""
     with open(path, "rb") as file:

@@ -42,7 +42,8 @@ class ReplicaBatches:
                 "replicas shuffle the data each in its own way, which takes a data set with indices and a batch size; "
                 "for streams make a loader for each replica, and zip(*loaders)"
             )
-        self.loader, self.num_replicas, self.seed = loader, num_replicas, as_seed(seed)
+        self.loader, self.seed = loader, as_seed(seed)
+        self.num_replicas = whole("num_replicas", num_replicas, 1)
         self.epoch = 0
         self.position = 0
 

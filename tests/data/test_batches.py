@@ -96,7 +96,7 @@ def test_channels_last_data_is_not_copied() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="batch_size must be >= 1"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number >= 1"):
         Batches(numbered(), 0)
     with pytest.raises(ValueError, match='"train" or "test"'):
         Batches(numbered(), 2, split="val")

@@ -64,3 +64,9 @@ def test_binarize_uses_each_images_median_and_refuses_constant_images():
     assert binarize(images).tolist() == [[-1, -1, 1, 1], [-1, -1, -1, 1]]
     with pytest.raises(ValueError, match=r"1 of 2 images have no pixel above their median .the first is image 1"):
         binarize([[0, 1], [7, 7]])
+
+
+def test_patterns_without_a_test_set_are_read_again(tmp_path):
+    Patterns.from_arrays([[1, -1], [1, 1]], [1, -1]).save(tmp_path / "own.npz")
+    again = Patterns.from_file(tmp_path / "own.npz")
+    assert again.targets.tolist() == [1, -1] and again.test_inputs.shape == (0, 2)

@@ -12,7 +12,9 @@ from torch import nn
 
 matplotlib.use("agg")
 sys.path.insert(0, str(Path(__file__).parent))
+from doors import network
 from more_doors import MORE_DOORS
+from room_doors import ROOM_DOORS
 
 
 def within_itself() -> nn.Module:
@@ -22,9 +24,10 @@ def within_itself() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(set(MORE_DOORS) - {"Card.from_dict", "Slice.figure"}))
+@pytest.mark.parametrize("name", sorted({*MORE_DOORS, *ROOM_DOORS} - {"Card.from_dict", "Slice.figure"}))
 def test_right_arguments_pass(name):
-    door, arguments = MORE_DOORS[name], MORE_DOORS[name].arguments()
+    door = {**MORE_DOORS, **ROOM_DOORS}[name]
+    arguments = door.arguments()
     door.use(door.function(**arguments), arguments)
 
 
@@ -47,10 +50,19 @@ def test_right_arguments_pass(name):
         *[("Replicas.loss", "batches", [(torch.ones(3, 7), torch.ones(3, 1))] * 2), ("plot", "labels", range(10**12))],
         *[("ReplicaCoupling, more", "gamma", 1e308), ("local_energy, more", "scale", {"0.weight": "x"})],
         *[(name, "params", iter(lambda: 0.1, None)) for name in ("ASAM", "EntropySGD, more")],
+        *[(name, "path", 1) for name in ("files.sha256", "Run.open", "data.from_npz")],  # 1 is what is printed to
+        *[("Run.append", "table", "../metrics"), ("Run.append", "row", {"net": network()})],
+        *[("Run.result", "epoch", 0.5), ("Batches.batch", "epoch", -1.5), ("Batches", "seed", "x")],
+        *[("committee.wrong_patterns", name, torch.ones(2, 2)) for name in ("weight", "inputs", "targets")],
+        *[("Preset.with_data", "data", "cifar10"), ("configuration", "options", 3), ("legendre", "log_z", 0.5)],
+        *[("Augmentation()", name, [0.5]) for name in ("pixels", "mean", "std")],
+        *[("with_center", "optimizers", iter(lambda: 0.1, None)), ("choose_device", "name", "cuda:99")],
+        *[("lightning.load_state_dict", "gamma0", 3), ("TargetDistance.load_state_dict", "heard", 3)],
+        *[("huggingface.EntropicAround", "inner", 0.5), ("ReplicaBatches", "num_replicas", None)],
     ],
 )
 def test_wrong_ones_are_refused_in_our_words(name, argument, value):
-    door = MORE_DOORS[name]
+    door = {**MORE_DOORS, **ROOM_DOORS}[name]
     arguments = {**door.arguments(), argument: value}
     with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
         door.use(door.function(**arguments), arguments)

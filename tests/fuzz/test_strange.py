@@ -27,10 +27,11 @@ matplotlib.use("agg")
 sys.path.insert(0, str(Path(__file__).parent))
 from doors import DOORS
 from more_doors import MORE_DOORS
+from room_doors import ROOM_DOORS
 from strange import STRANGE, spoilt
 from test_arguments import PACKAGE, SECONDS, TORCH_OPTIMIZERS, Hang, in_time
 
-ALL = {**DOORS, **MORE_DOORS}
+ALL = {**DOORS, **MORE_DOORS, **ROOM_DOORS}
 #: What is called, or is a network: an error inside of it is that of whoever gave it.
 CALLED = ("augment", "base", "closure", "criterion", "forward", "function", "inner", "kind", "loss", "make_model")
 CALLED += ("measure", "metric", "objective", "outer", "parameters")

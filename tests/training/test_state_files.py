@@ -1,3 +1,7 @@
+import hashlib
+import json
+import struct
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,3 +99,53 @@ def test_a_state_is_removed_whole_and_alone(tmp_path):
     remove_state(tmp_path / "x.5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.safetensors"]
     remove_state(tmp_path / "x.5")  # nothing to remove
+
+
+def with_header(header, rest=b""):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + rest
+
+
+def numbers(shape, start, end):
+    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<Q", 2**60) + b"{}",
+        struct.pack("<Q", 4) + b"\xff\xfe{}",
+        with_header({"w": numbers([10**6, 10**6], 0, 4 * 10**12)}, bytes(16)),
+        with_header({"w": numbers([2], 0, 8), "v": numbers([2], 4, 12)}, bytes(16)),
+        with_header({"v": numbers([2], 0, 8)}, bytes(8)),
+        b"",
+    ],
+    ids=["length", "utf-8", "claim", "overlap", "another tensor", "nothing"],
+)
+def test_tensors_that_are_none_are_named_even_where_the_digests_fit(tmp_path, data):
+    save_state(tmp_path / "state", {"w": torch.ones(2)})
+    (tmp_path / "state.safetensors").write_bytes(data)
+    forge(tmp_path / "state.json", tensors_sha256=hashlib.sha256(data).hexdigest())
+    with pytest.raises(DamagedState, match=r"state\.(safetensors|json) is damaged"):
+        load_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": None}, {"format": "x"}, {"state": {"$tensor": 3}}, {"state": {"$items": 3}}, {"state": {"$tuple": 3}},
+     {"tensors_sha256": None}],
+    ids=str,
+)  # fmt: skip
+def test_a_table_that_is_none_is_named_even_where_its_digest_fits(tmp_path, change):
+    save_state(tmp_path / "state", {"w": torch.ones(2)})
+    forge(tmp_path / "state.json", **change)
+    with pytest.raises(DamagedState, match=r"state\.(safetensors|json) is damaged"):
+        load_state(tmp_path / "state")
+
+
+def forge(table, **changes):
+    """Write other parts into the table of a state, with a digest that fits."""
+    content = {**json.loads(table.read_text()), **changes}
+    del content["sha256"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    table.write_text(json.dumps({**content, "sha256": digest}))

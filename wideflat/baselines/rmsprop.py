@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wideflat.checks import LARGEST, number
+from wideflat.checks import LARGEST, function, number
 from wideflat.checks.options import bounded
 from wideflat.kernels.shards import local, local_gradient
 
@@ -93,7 +93,7 @@ class TensorFlowRMSprop(Optimizer):
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = function("closure", closure)()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from wideflat.baselines.closures import call_for_gradients, call_idle
 from wideflat.centered import step_quietly
-from wideflat.checks import LARGEST, flag, instance, maker, network, number, optimizer
+from wideflat.checks import LARGEST, flag, function, instance, maker, network, number, optimizer, whole
 from wideflat.checks.options import bounded, strength
 from wideflat.checks.options import param_group as checked_group
 from wideflat.checks.parameters import refuse_shared_memory
@@ -149,7 +149,7 @@ class SAM(Optimizer):
             own = {name: self.defaults[name] for name in ("rho", "adaptive")}
             self.base.add_param_group({**own, **checked_group(param_group)})
         else:
-            super().add_param_group(param_group)
+            super().add_param_group(checked_group(param_group))
 
     # ------------------------------------------------------------------------------------------------ what variants say
 
@@ -185,7 +185,7 @@ class SAM(Optimizer):
     @property
     def _steps(self) -> int:
         """The steps that were taken, counted where something is remembered of them."""
-        return int(self.param_groups[0].get("sam_steps", 0))
+        return whole("sam_steps", self.param_groups[0].get("sam_steps", 0))
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
@@ -246,6 +246,8 @@ class SAM(Optimizer):
         """
         if self._work.first is not None:
             raise RuntimeError("perturb() was called twice; call restore() after the second gradients")
+        if scaler is not None:
+            function("scaler", getattr(scaler, "scale", None), "a torch.amp.GradScaler")
         self._refuse_unscaled(scaler)
         self._refuse_unequal()
         params = [p for p in self._params() if p.grad is not None]

@@ -54,7 +54,7 @@ LARGEST = 1e38
 #: No tensor that is given has as many: such a one is expanded, and has no memory.
 MOST_ELEMENTS = 2**36
 #: Longer lists of strengths, distances and the like are never meant.
-MOST_NUMBERS = 10**6
+MOST_NUMBERS = 10**5
 
 
 def shown(value: Any) -> str:

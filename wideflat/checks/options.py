@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from wideflat.checks.records import array
 __all__ = ["bounded", "check_fields", "device", "dtype", "param_group", "strength", "text", "value_of"]
 
 #: No network has more parameters, each of which is a tensor.
-MOST_PARAMS = 10**6
+MOST_PARAMS = 10**5
 
 
 def text(name: str, value: Any) -> str | None:
@@ -119,11 +119,12 @@ def param_group(value: Any) -> dict[str, Any]:
         raise TypeError(f"a param group must be a dictionary with params, got {shown(value)}")
     if "params" not in value:
         raise ValueError(f"a param group must be a dictionary with params, got {shown(value)}")
-    return value
+    params = bounded(value["params"])
+    return value if params is value["params"] else {**value, "params": params}
 
 
 def bounded(params: Any) -> Any:
-    """Parameters or param groups of an optimizer: those of an iterator in a list, unless it has no end.
+    """Parameters or param groups of an optimizer: those of what has no length in a list, unless it has no end.
 
     >>> len(bounded(iter([torch.zeros(1)] * 3)))
     3
@@ -131,9 +132,9 @@ def bounded(params: Any) -> Any:
     >>> bounded(itertools.repeat(0.1))
     Traceback (most recent call last):
     ...
-    ValueError: params must be at most 1000000 parameters or groups, got an iterator of more
+    ValueError: params must be at most 100000 parameters or groups, got an iterator of more
     """
-    if not isinstance(params, Iterator):
+    if not isinstance(params, Iterable) or isinstance(params, (Tensor, Sized, str)):
         return params
     found = up_to(MOST_PARAMS + 1, "params", params)
     if len(found) > MOST_PARAMS:

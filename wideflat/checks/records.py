@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,18 @@ from torch.nn.parameter import UninitializedParameter
 
 from wideflat.checks import MOST, number, shown
 
-__all__ = ["array", "check_state_dict", "dense", "location", "of_shape", "parts_of", "reading", "share"]
+__all__ = [
+    "array",
+    "check_state_dict",
+    "dense",
+    "fitting",
+    "in_json",
+    "location",
+    "of_shape",
+    "parts_of",
+    "reading",
+    "share",
+]
 
 
 def location(name: str, value: Any) -> Path:
@@ -148,6 +160,41 @@ def dense(name: str, value: Any) -> Tensor:
     if value.layout is not torch.strided or value.is_nested or value.is_complex() or value.is_quantized:
         raise TypeError(f"{name} must be a dense tensor of real numbers, got {shown(value)} of {value.dtype}")
     return value
+
+
+def fitting(**tensors: Any) -> None:
+    """Refuse tensors whose shapes do not go together element by element, or that are in different places.
+
+    >>> fitting(output=torch.zeros(2), target=torch.zeros(3), omega=0.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: output, target must have shapes that fit each other, got (2,), (3,)
+    """
+    given = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    try:
+        torch.broadcast_shapes(*(value.shape for value in given.values()))
+        fits = len({value.device for value in given.values() if value.dim()}) <= 1
+    except RuntimeError:
+        fits = False
+    if not fits:
+        shapes = ", ".join(str(tuple(value.shape)) for value in given.values())
+        raise ValueError(f"{', '.join(given)} must have shapes that fit each other, got {shapes}")
+
+
+def in_json(name: str, value: Any, indent: int | None = None) -> str:
+    """What a value is as a JSON document.
+
+    >>> in_json("row", {"epoch": 1})
+    '{"epoch": 1}'
+    >>> in_json("row", {"net": torch.nn.Linear(1, 1)})
+    Traceback (most recent call last):
+    ...
+    TypeError: row must be what JSON can say, got a dict: Object of type Linear is not JSON serializable
+    """
+    try:
+        return json.dumps(value, indent=indent)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{name} must be what JSON can say, got a {type(value).__name__}: {error!s:.100}") from None
 
 
 def of_shape(name: str, value: Any, p: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wideflat.checks import choice, instance, number, shown, whole
+from wideflat.checks.doors import asks
 from wideflat.checks.options import device as checked_device
 from wideflat.checks.options import dtype as checked_dtype
-from wideflat.checks.records import dense
+from wideflat.checks.records import dense, fitting
 
 __all__ = [
     "CommitteeMachine",
@@ -172,6 +173,7 @@ class CommitteeMachine(nn.Module):
         return f"num_inputs={self.num_inputs}, hidden={self.hidden}, tanh_beta={self.tanh_beta}, dropout={self.dropout}"
 
 
+@asks
 def committee_loss(output: Tensor, target: Tensor, omega: float | Tensor, reduction: str = "mean") -> Tensor:
     r"""The cross entropy of Eq. 8 with the scale omega: f(x) = -x/2 + log(2 cosh(omega x)) / (2 omega), x = y * output.
 
@@ -193,10 +195,12 @@ def committee_loss(output: Tensor, target: Tensor, omega: float | Tensor, reduct
         tensor([2., 0.])
     """
     choice("reduction", reduction, ("mean", "sum", "none"))
+    fitting(output=output, target=target, omega=omega)
     loss = -F.logsigmoid(2 * omega * target * output) / (2 * omega)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
+@asks
 def wrong_patterns(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """Which patterns committees (..., H, N) get wrong, exactly (Eq. 7); shape (..., P).
 
@@ -209,6 +213,12 @@ def wrong_patterns(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         >>> wrong_patterns(weight, torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([1.0, -1.0]))
         tensor([False,  True])
     """
+    fits = weight.dim() >= 2 and inputs.dim() == 2 and weight.shape[-1] == inputs.shape[-1]
+    if not fits or targets.shape != inputs.shape[:1] or not weight.is_floating_point():
+        raise ValueError(
+            "weights must be real (..., H, N), inputs (P, N) and targets (P,), got "
+            f"{tuple(weight.shape)} of {weight.dtype}, {tuple(inputs.shape)} and {tuple(targets.shape)}"
+        )
     inputs = inputs.to(weight.dtype)
     committees = weight.reshape(-1, *weight.shape[-2:])
     answers = [says_yes(units @ inputs.T, dim=0) for units in committees]
@@ -216,6 +226,7 @@ def wrong_patterns(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     return (yes != (targets > 0)).reshape(*weight.shape[:-2], len(inputs))
 
 
+@asks
 def errors(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """The number of patterns that committees (..., H, N) get wrong; shape (...).
 
@@ -226,6 +237,7 @@ def errors(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     return wrong_patterns(weight, inputs, targets).sum(dim=-1)
 
 
+@asks
 def balanced_error(weight: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """The mean of the error rates in the two classes, for committees (..., H, N); NaN without patterns of a class."""
     wrong = wrong_patterns(weight, inputs, targets).double()

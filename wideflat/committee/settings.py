@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wideflat.checks import choice, flag, instance, number, whole
+from wideflat.checks.doors import asks
 from wideflat.committee.machine import check_hidden
 
 __all__ = ["SETTINGS", "Setting", "changes_from"]
@@ -192,6 +193,7 @@ class Setting:
         return {name: value for name, value in vars(self).items() if name not in ("note", "typical_epochs")}
 
 
+@asks
 def changes_from(texts: Iterable[str]) -> dict[str, Any]:
     """Changes of a setting from texts like ``dropout=0.3``, for :meth:`Setting.replace`.
 

@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wideflat.checks import whole
+from wideflat.checks.doors import asks
 from wideflat.data.policies import Policy, policy
 
 __all__ = ["Augmentation", "crop", "cutout", "flip", "normalise", "resize"]
 
+#: Wider images, and borders, are never meant.
+MOST_SIDE = 4096
 
+
+@asks
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
     """The augmentation of one experiment.
@@ -56,10 +62,10 @@ class Augmentation:
         return f"Augmentation({', '.join(shown)})"
 
     def __post_init__(self) -> None:
-        if self.padding < 0 or self.cutout < 0 or (self.size is not None and self.size < 1):
-            raise ValueError(
-                f"padding and cutout must be >= 0 and size >= 1, got {self.padding}, {self.cutout} and {self.size}"
-            )
+        whole("padding", self.padding, most=MOST_SIDE)
+        whole("cutout", self.cutout, most=MOST_SIDE)
+        if self.size is not None:
+            whole("size", self.size, 1, MOST_SIDE)
         if self.policy is not None:
             policy(self.policy)  # an unknown name fails here and not in the first batch
 
@@ -67,6 +73,7 @@ class Augmentation:
         """What is done to test images: resizing and normalisation only."""
         return Augmentation(size=self.size, mean=self.mean, std=self.std)
 
+    @asks
     def __call__(
         self, pixels: Tensor, mean: Sequence[float], std: Sequence[float], generator: torch.Generator
     ) -> Tensor:
@@ -81,8 +88,13 @@ class Augmentation:
         Returns:
             float32, (n, C, H, W), channels last in memory.
         """
-        n, device = len(pixels), pixels.device
         mean, std = self.mean or mean, self.std or std
+        if pixels.dtype != torch.uint8 or pixels.dim() != 4 or not len(mean) == len(std) == pixels.shape[-1]:
+            raise ValueError(
+                "pixels must be uint8 (n, H, W, C), and mean and std have a number for each channel; got "
+                f"{pixels.dtype} {tuple(pixels.shape)}, {len(mean)} and {len(std)}"
+            )
+        n, device = len(pixels), pixels.device
         if self.size is not None and self.size != pixels.shape[1]:
             pixels = resize(pixels, self.size)
         if self.policy is not None:

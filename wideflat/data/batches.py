@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from wideflat.checks import whole
+from wideflat.checks.doors import asks
 from wideflat.data.augmentation import Augmentation
 from wideflat.data.images import ImageData
-from wideflat.seeds import derive_seed
+from wideflat.seeds import as_seed, derive_seed
 
 __all__ = ["Batches"]
 
@@ -47,6 +49,7 @@ class Batches:
         (False, True)
     """
 
+    @asks
     def __init__(
         self,
         data: ImageData,
@@ -60,14 +63,12 @@ class Batches:
         drop_last: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         part = data.split(split)
         self.data = data
-        self.batch_size = batch_size
+        self.batch_size = batch_size = whole("batch_size", batch_size, 1)
         self.augment = augment or Augmentation()
-        self.seed = seed
-        self.replica = replica
+        self.seed = as_seed(seed)
+        self.replica = whole("replica", replica)
         self.shuffle = split == "train" if shuffle is None else shuffle
         self.drop_last = drop_last
         self.device = torch.device(device)
@@ -83,10 +84,12 @@ class Batches:
         whole, rest = divmod(len(self._targets), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
+    @asks
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and targets of every batch of an epoch, in order."""
         return (self.batch(number, position) for position in range(len(self)))
 
+    @asks
     def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
         """Images and targets of one batch of an epoch."""
         if not 0 <= position < len(self):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from wideflat.checks import instance
+from wideflat.checks.doors import asks
 from wideflat.data import dress_coat
 from wideflat.data.cifar import CIFAR10, CIFAR100, Cifar
 from wideflat.data.fashion_mnist import FASHION_MNIST, FashionMnist
@@ -112,6 +113,7 @@ def specification(name: str) -> Specification | DressCoat:
     raise ValueError(f"there is no data set {name!r}; there are {', '.join(CATALOGUE)}.{hint}")
 
 
+@asks
 def find(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
     """Where a data set is on disk.
 

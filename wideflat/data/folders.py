@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from wideflat.checks.doors import asks
+
 __all__ = ["cache_folder", "search_folders"]
 
 
@@ -24,6 +26,7 @@ def cache_folder() -> Path:
     return base / "wideflat"
 
 
+@asks
 def search_folders(folder: str | os.PathLike[str] | None = None) -> list[Path]:
     """Folders in which a data set is looked for, the first first.
 

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from wideflat.checks import choice
+from wideflat.checks.doors import asks
 
 __all__ = ["ImageData", "ImageSplit", "channel_statistics"]
 
 
+@asks
 @dataclasses.dataclass(frozen=True)
 class ImageSplit:
     """One part of a data set.
@@ -36,6 +38,7 @@ class ImageSplit:
         return len(self.targets)
 
 
+@asks
 @dataclasses.dataclass(frozen=True)
 class ImageData:
     """A data set of small images, held as bytes; :class:`wideflat.data.Batches` makes normalised floats of it.
@@ -70,6 +73,7 @@ class ImageData:
     digest: str = ""
 
     @classmethod
+    @asks
     def of(
         cls,
         name: str,
@@ -108,6 +112,7 @@ class ImageData:
         """The part called "train" or "test"."""
         return self.train if choice("split", name, ("train", "test")) == "train" else self.test
 
+    @asks
     def subset(self, train: int | None = None, test: int | None = None) -> ImageData:
         """The first images of each part (all of them where None); mean and deviation stay those of the whole."""
 
@@ -118,6 +123,7 @@ class ImageData:
 
         return dataclasses.replace(self, train=first(self.train, train), test=first(self.test, test))
 
+    @asks
     def limited(self, limit: int | None, whole_test: bool = False) -> ImageData:
         """At most the first ``limit`` images of each part; all of them where it is None.
 

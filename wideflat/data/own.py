@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from wideflat.checks import shown, whole
+from wideflat.checks.doors import asks
+from wideflat.checks.streams import ending, length_of
 from wideflat.data.images import ImageData, ImageSplit
 from wideflat.data.published import DataError
 from wideflat.files import read_npz
@@ -44,6 +46,7 @@ ARRAYS = (
 )
 
 
+@asks
 def is_own(place: str | os.PathLike[str] | None) -> bool:
     """Whether ``--data`` names data of the user's own.
 
@@ -65,6 +68,7 @@ def load_own(place: str | os.PathLike[str], size: int) -> ImageData:
     return from_folder(path, size) if kind == "folder" else from_npz(path)
 
 
+@asks
 def from_folder(path: str | os.PathLike[str], size: int = 32, *, progress: bool = True) -> ImageData:
     """Images in folders, one a class: ``PATH/train/CLASS/*`` and ``PATH/test/CLASS/*`` (or val, valid, validation).
 
@@ -99,6 +103,7 @@ def from_folder(path: str | os.PathLike[str], size: int = 32, *, progress: bool 
     return _made("folder", root, tuple(classes), *splits)
 
 
+@asks
 def from_npz(path: str | os.PathLike[str]) -> ImageData:
     """Images in an ``.npz`` file: arrays ``x_train``, ``y_train``, ``x_test``, ``y_test`` (or ``train_images``, ...).
 
@@ -122,6 +127,7 @@ def from_npz(path: str | os.PathLike[str]) -> ImageData:
     return _made("npz", file, tuple(map(str, given)), train, test)
 
 
+@asks
 def from_datasets(
     train: Any, test: Any, size: int | None = None, *, classes: Sequence[str] | None = None, name: str = "own"
 ) -> ImageData:
@@ -232,8 +238,8 @@ def _split(images: np.ndarray, labels: np.ndarray, where: str) -> ImageSplit:
 def _items(data: Any) -> Iterable[Any]:
     """Of a data set with a length by index, of anything else in its order."""
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return (data[k] for k in range(len(data)))
-    return iter(data)
+        return (data[k] for k in range(length_of("a data set", data) or 0))
+    return ending("a data set", data)
 
 
 def _pair(item: Any, size: int | None, where: str) -> tuple[np.ndarray, int]:

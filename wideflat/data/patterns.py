@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wideflat.checks import real_tensor
+from wideflat.checks.doors import asks
 from wideflat.files import atomic_write, read_npz
 
 __all__ = ["Patterns", "binarize", "check_patterns"]
@@ -19,6 +20,11 @@ __all__ = ["Patterns", "binarize", "check_patterns"]
 Array: TypeAlias = "Tensor | np.ndarray | list"
 
 
+#: Arrays of a file that may be missing, or empty.
+TESTS = ("test_inputs", "test_targets")
+
+
+@asks
 @dataclass(frozen=True)
 class Patterns:
     """A training set and, if there is one, a test set of a binary classification task.
@@ -63,6 +69,7 @@ class Patterns:
         return cls(x, y, test_x, test_y, source)
 
     @classmethod
+    @asks
     def from_file(cls, path: str | os.PathLike[str]) -> Patterns:
         """Read an ``.npz`` file with ``inputs``, ``targets`` and, if wanted, ``test_inputs`` and ``test_targets``."""
         arrays = read_npz(path)
@@ -73,11 +80,12 @@ class Patterns:
                 f"{os.fspath(path)} must hold arrays 'inputs' (P, N) and 'targets' (P,), and may hold 'test_inputs' "
                 f"and 'test_targets'; it holds {found}"
             )
+        test_inputs, test_targets = (arrays[name] if name in arrays and arrays[name].size else None for name in TESTS)
         return cls.from_arrays(
             arrays["inputs"],
             arrays["targets"],
-            arrays.get("test_inputs"),
-            arrays.get("test_targets"),
+            test_inputs,
+            test_targets,
             source=f"file {os.path.basename(os.fspath(path))}",
         )
 
@@ -142,7 +150,7 @@ def binarize(images: Array) -> Tensor:
         tensor([[-1., -1.,  1.,  1.]])
     """
     x = _tensor(images, "images").double()
-    if x.ndim < 2:
+    if x.ndim < 2 or not x.numel():
         raise ValueError(f"images must be (P, N) or (P, height, width), got shape {tuple(x.shape)}")
     x = x.reshape(len(x), -1)
     median = x.quantile(0.5, dim=1, keepdim=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wideflat.checks import choice
+from wideflat.checks.doors import asks
 from wideflat.data.operations import GEOMETRIC, OPERATIONS, affine, affine_matrix, cut
 from wideflat.kernels.float64 import has_float64
 
@@ -64,6 +65,7 @@ class Policy:
         self._probability = torch.tensor([[step.probability for step in row] for row in steps])
         self._magnitude = torch.tensor([[step.magnitude for step in row] for row in steps], dtype=torch.float64)
 
+    @asks
     def __call__(self, pixels: Tensor, generator: torch.Generator, fill: Sequence[int] | None = None) -> Tensor:
         """Apply to each image a sub-policy of its own.
 
@@ -74,6 +76,8 @@ class Policy:
         """
         if not has_float64(pixels.device):  # has no float64, which the operations need to agree with Pillow
             return self(pixels.cpu(), generator, fill).to(pixels.device)
+        if pixels.dtype != torch.uint8 or pixels.dim() != 4 or (fill is not None and len(fill) != pixels.shape[-1]):
+            raise ValueError(f"pixels must be uint8 (n, H, W, C), got {pixels.dtype} {tuple(pixels.shape)}")
         n, size, channels = len(pixels), pixels.shape[1], pixels.shape[-1]
         mean = [128] * channels if fill is None else list(fill)
         border = mean if self.mean_fill else [0] * channels

@@ -18,12 +18,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from wideflat.checks import MOST_ELEMENTS, shareable, shown, whole
+from wideflat.checks.streams import ending
 from wideflat.energy.origins import comes_from, on_host, small, unwritten_copy
 from wideflat.seeds import derive_seed
 
 __all__ = ["Block", "Blocks"]
 
 
+#: More are not held in an order of our own: their places alone would take a gigabyte.
+MOST_EXAMPLES = 10**8
 #: Values of a tensor, evenly over it, by which data are recognised.
 FINGERPRINT = 2**16
 
@@ -107,7 +110,7 @@ class Blocks:
             raise ValueError(f"data is empty: {type(data).__name__} of length 0")
         self.indexed = not isinstance(self._batches, Iterable) or isinstance(self._batches, (list, tuple))
         if self._batches is None:
-            whole("the number of examples", total, 1)
+            whole("the number of examples", total, 1, MOST_EXAMPLES)
             self.count = -(-total // whole("batch_size", batch_size, 1))
             generator = torch.Generator().manual_seed(derive_seed(seed, "blocks"))
             order = torch.arange(total) if in_order else torch.randperm(total, generator=generator)
@@ -203,7 +206,7 @@ class Blocks:
             generator.manual_seed(derive_seed(self._seed, "data"))
         j = -1
         try:
-            for j, batch in enumerate(self._batches):
+            for j, batch in enumerate(ending("data", self._batches)):
                 self._compare(j, batch)
                 if mine(j):
                     yield self._finish(j, batch, number)

@@ -31,6 +31,8 @@ from torch import Tensor
 
 from wideflat import interruption
 from wideflat.checks import choice, flag, number, numbers_of, real_tensor, shown, whole
+from wideflat.checks.doors import asks
+from wideflat.checks.records import fitting
 from wideflat.committee.machine import wrong_patterns
 from wideflat.entropy.belief_propagation import TAP, Closure, Problem, RelaxedBP, UnreducedBP
 from wideflat.entropy.curve import LocalEntropy
@@ -68,6 +70,7 @@ class Interrupted(interruption.Interrupted):
         self.curve = curve
 
 
+@asks
 def legendre(log_z: Tensor, distance: Tensor, delta: float | Tensor, num_weights: int) -> Tensor:
     """Phi(d*) = log Z / D + (r - 1 - log r)/2 with r = 2 d* / (D Delta).
 
@@ -77,6 +80,8 @@ def legendre(log_z: Tensor, distance: Tensor, delta: float | Tensor, num_weights
         >>> legendre(torch.tensor(0.0), torch.tensor(5.0), delta=0.1, num_weights=100).item()
         0.0
     """
+    num_weights = whole("num_weights", num_weights, 1)
+    fitting(log_z=log_z, distance=distance, delta=delta)
     r = 2 * distance / (num_weights * delta)
     return log_z / num_weights + (r - 1 - r.log()) / 2
 

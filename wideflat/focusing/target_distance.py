@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from wideflat.checks import number, shown
+from wideflat.checks.options import value_of
+from wideflat.checks.records import reading
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.kernels.float64 import doubled
 
@@ -118,8 +120,12 @@ class TargetDistance:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave."""
-        self.ratio, self.gain = state_dict["ratio"], state_dict["gain"]
-        self.reached, self._first, self._heard = state_dict["reached"], state_dict["first"], state_dict["heard"]
+        with reading("state of a TargetDistance"):
+            ratio, gain = number("ratio", state_dict["ratio"], above=0), number("gain", state_dict["gain"], 0, 1)
+            reached, first, heard = (state_dict[name] for name in ("reached", "first", "heard"))
+            pair = None if heard is None else (value_of("heard", heard[0]), value_of("heard", heard[1]))
+            reached, first = value_of("reached", reached), value_of("first", first)
+            self.ratio, self.gain, self.reached, self._first, self._heard = ratio, gain, reached, first, pair
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.checks import choice, flag
 from wideflat.checks import number as checked_number
+from wideflat.checks.doors import asks
 from wideflat.cycles import Cycles
 from wideflat.focusing import Focusing
 
@@ -22,6 +23,7 @@ __all__ = ["Guide", "innermost", "with_center"]
 Forward = Callable[[nn.Module, Any], object]
 
 
+@asks
 def with_center(optimizers: Iterable[Any]) -> list[Cycles]:
     """Those of a trainer's optimizers that have a center, without the wrappers that trainers put around them.
 

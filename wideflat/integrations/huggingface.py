@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from wideflat.baselines.sam import SAM
+from wideflat.checks import maker
 from wideflat.entropic import Entropic
 from wideflat.integrations.guide import Guide, innermost, with_center
 
@@ -44,7 +45,7 @@ class EntropicAround(Entropic):
     """
 
     def __init__(self, params: Any, *, inner: Callable[..., Optimizer] = torch.optim.AdamW, **settings: Any) -> None:
-        super().__init__(inner(params), **settings)
+        super().__init__(maker("inner", inner)(params), **settings)
 
 
 class FocusingCallback(TrainerCallback, ExportableState):

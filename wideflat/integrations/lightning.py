@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from wideflat.checks import numbers_of
+from wideflat.checks.records import reading
 from wideflat.integrations.guide import Forward, Guide, with_center
 
 __all__ = ["FocusingCallback"]
@@ -177,7 +179,8 @@ class FocusingCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from it."""
-        self._gamma0 = state_dict["gamma0"]
+        with reading("state of a FocusingCallback"):
+            self._gamma0 = [numbers_of("gamma0", each) if each else [] for each in state_dict["gamma0"]]
 
 
 def _show_center(trainer: Trainer) -> None:

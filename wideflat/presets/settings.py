@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 from wideflat import algorithms
 from wideflat.checks import number, shown, whole
+from wideflat.checks.doors import asks
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
 from wideflat.data.own import OWN
@@ -57,9 +58,11 @@ def one_of(field: str, value: str, known: Any) -> None:
         raise ValueError(f"{field} must be one of {', '.join(known)}, got {shown(value)}")
 
 
-def nearest(name: str, known: Any) -> str:
+@asks
+def nearest(name: str, known: Collection[str]) -> str:
     """Which of the known names was perhaps meant, and all of them; for the end of an error message."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    known = list(map(str, known))
+    near = difflib.get_close_matches(name, known, n=1)
     return (f"Did you mean {near[0]!r}? " if near else "") + f"There are {', '.join(sorted(known))}."
 
 
@@ -244,10 +247,12 @@ class Preset:
         """Passes over the training set, of all replicas together."""
         return self.epochs * self.passes_per_epoch * self.num_replicas
 
+    @asks
     def parted(self, tau: float) -> bool:
         """Whether the replicas go their own ways at epoch ``tau``: always, but for the first passes of a fork."""
         return self.start != "fork" or tau * self.passes_per_epoch >= self.fork_passes
 
+    @asks
     def period_at(self, tau: float) -> int:
         """K at epoch ``tau``."""
         period = self.period
@@ -273,6 +278,7 @@ class Preset:
             period_changes=tuple((epoch * scale, period) for epoch, period in self.period_changes),
         )
 
+    @asks
     def with_data(self, data: ImageData) -> Preset:
         """The same training on data of your own: as many classes and channels as these have.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from wideflat.checks.records import in_json
+
 __all__ = ["as_read", "differences"]
 
 #: Parts of a configuration that do not change the training, so that a run may go on with others.
@@ -31,7 +33,7 @@ ADDED = {
 
 def as_read(config: dict[str, Any]) -> Any:
     """A configuration as it is read back: tuples are lists."""
-    return json.loads(json.dumps(config))
+    return json.loads(in_json("the configuration of a run", config))
 
 
 def differences(there: Any, here: Any, name: str = "") -> str:

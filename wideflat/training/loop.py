@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from wideflat.checks.doors import asks
 from wideflat.data import ImageData
 from wideflat.environment import now
 from wideflat.interruption import Interrupted, stop_requests
@@ -56,6 +57,7 @@ class Reporting:
     say: Callable[[str], object] = lambda text: None
 
 
+@asks
 def train(
     preset: Preset,
     out: str | os.PathLike[str],
@@ -88,6 +90,7 @@ def train(
     return run
 
 
+@asks
 def train_in(
     company: Company,
     preset: Preset,
@@ -132,6 +135,7 @@ def train_in(
         return record.run
 
 
+@asks
 def configuration(preset: Preset, data: ImageData, options: Options) -> dict[str, Any]:
     """All that decides what a training comes to: the configuration of its run."""
     about: dict[str, Any] = {

@@ -30,6 +30,7 @@ import errno
 import inspect
 import json
 import os
+import re
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from torch import nn
 
 from wideflat.centered import warn_off_center
 from wideflat.checks import shown, whole
+from wideflat.checks.doors import asks
 from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold, missing, naming, read_whole
 from wideflat.presets import Preset
@@ -92,6 +94,7 @@ class Run:
     #: How many complete states are kept.
     KEEP = 2
 
+    @asks
     def __init__(
         self, path: str | os.PathLike[str], config: dict[str, Any], build: Callable[..., nn.Module] | None = None
     ) -> None:
@@ -103,6 +106,7 @@ class Run:
     # ---- making and finding runs
 
     @classmethod
+    @asks
     def create(
         cls, path: str | os.PathLike[str], config: dict[str, Any], build: Callable[..., nn.Module] | None = None
     ) -> Run:
@@ -129,6 +133,7 @@ class Run:
         return cls(path, config, build)
 
     @classmethod
+    @asks
     def open(cls, path: str | os.PathLike[str]) -> Run:
         """Open the run directory ``path`` (or the directory of a file in it, such as its ``model.safetensors``).
 
@@ -158,6 +163,7 @@ class Run:
             )
         return cls(path, config)
 
+    @asks
     def must_be(self, config: dict[str, Any]) -> None:
         """Check that a training with ``config`` is that of this run.
 
@@ -211,12 +217,14 @@ class Run:
 
     # ---- tables
 
+    @asks
     def append(self, table: str, row: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl`` or ``timing.jsonl`` (or to ``environment.jsonl``)."""
         self._must_hold()
         with _disk(self.path):
             append_row(self._table(table), row)
 
+    @asks
     def metrics(self, table: str = "metrics") -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl`` (or ``timing``, ``events``, ``environment``) as dictionaries.
 
@@ -242,12 +250,14 @@ class Run:
 
     # ---- complete states of the training
 
+    @asks
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
         """Save a complete state, keep the one before it, remove older ones.
 
         Raises:
             OSError: If the disk is full. The states saved before are as they were, and the message names the last.
         """
+        step = whole("step", step)
         self._must_hold()
         lengths = {table: self._length(table) for table in self.TABLES}
         with self._disk_with_last_state():
@@ -255,6 +265,7 @@ class Run:
         for old in self._states()[self.KEEP :]:
             remove_state(old)
 
+    @asks
     def restore(self, say: Callable[[str], object] | None = None, device: torch.device | str = "cpu") -> Any:
         """The last complete state that is whole, or None; the tables are cut back to where they were then.
 
@@ -286,6 +297,8 @@ class Run:
             say(f"{self.path}: {problem}")
 
     def _table(self, name: str) -> Path:
+        if not re.fullmatch(r"[\w-]{1,60}", name):
+            raise ValueError(f"table must be the name of a table of a run, such as metrics, got {shown(name)}")
         return self.path / f"{name}.jsonl"
 
     def _states(self) -> list[Path]:
@@ -302,6 +315,7 @@ class Run:
 
     # ---- what came out
 
+    @asks
     def save_model(self, model: nn.Module, result: dict[str, Any], epoch: int | None = None) -> Path:
         """Save the weights and buffers of ``model``: the result of the run, or a snapshot at ``epoch``.
 
@@ -317,6 +331,7 @@ class Run:
             save_state(path, dict(model.state_dict()), about=result)
         return path.with_suffix(".safetensors")
 
+    @asks
     def result(self, epoch: int | None = None) -> dict[str, Any] | None:
         """What is known of the final model, or of the snapshot at ``epoch``; None while there is no such model."""
         return read_about(self._model(epoch))
@@ -325,6 +340,7 @@ class Run:
         """The files of the center at the chosen epochs, by epoch."""
         return {int(path.stem.split("-")[1]): path for path in sorted(self.path.glob("snapshots/epoch-*.safetensors"))}
 
+    @asks
     def load_model(
         self,
         epoch: int | None = None,
@@ -358,6 +374,7 @@ class Run:
             raise ValueError(f"{path}.safetensors does not fit the network of {self.path}: {error}") from None
         return model.to(device).eval()
 
+    @asks
     def build_model(self, build: Callable[..., nn.Module] | None = None) -> nn.Module:
         """The untrained model of this run, with the initial weights of torch's current random state.
 
@@ -405,6 +422,7 @@ class Run:
         with naming(self.path / "config.json"):
             return None if limit is None else whole("limit_data", limit, 1)
 
+    @asks
     def part(self, name: str) -> dict[str, Any]:
         """A part of the configuration: ``experiment``, ``options`` or ``data``."""
         found = self.config.get(name)
@@ -413,7 +431,9 @@ class Run:
         return found
 
     def _model(self, epoch: int | None) -> Path:
-        return self.path / "model" if epoch is None else self.path / "snapshots" / f"epoch-{epoch:04d}"
+        if epoch is None:
+            return self.path / "model"
+        return self.path / "snapshots" / f"epoch-{whole('epoch', epoch):04d}"
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

@@ -65,6 +65,7 @@ def load_state(path: str | os.PathLike[str], device: torch.device | str = "cpu")
     Raises:
         DamagedState: If a file is missing, truncated or altered; the message names it.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     table, blob = _files(path)
@@ -75,8 +76,15 @@ def load_state(path: str | os.PathLike[str], device: torch.device | str = "cpu")
         raise DamagedState(
             f"{blob} is damaged: expected SHA-256 {content['tensors_sha256']}, got {actual} ({len(data)} bytes)"
         )
-    tensors = {name: tensor.to(device) for name, tensor in load(data).items()}
-    return _decode(content["state"], tensors)
+    try:
+        there = load(data)
+    except SafetensorError as error:
+        raise DamagedState(f"{blob} is damaged: {error}") from None
+    tensors = {name: tensor.to(device) for name, tensor in there.items()}
+    try:
+        return _decode(content["state"], tensors)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DamagedState(f"{table} is damaged: {type(error).__name__}: {error!s:.100}") from None
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -116,6 +124,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from None
     if _digest(content) != expected:
         raise DamagedState(f"{path} is damaged: expected SHA-256 {expected}, got {_digest(content)}")
+    if not isinstance(content.get("format"), int) or not {"about", "tensors_sha256", "state"} <= content.keys():
+        raise DamagedState(f"{path} is damaged: it is no state of a training")
     if content["format"] > FORMAT:
         raise RuntimeError(
             f"{path} was written by a later version of wideflat (format {content['format']}, this one reads up to "

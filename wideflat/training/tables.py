@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from wideflat.checks.records import in_json
 from wideflat.files import atomic_write, read_whole
 
 __all__ = ["append_row", "mend_table", "read_table"]
@@ -23,12 +24,13 @@ MOST_TABLE = 2**30
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
     """Add one line, on the disk when this returns. A last line that was cut short is ended first."""
+    line = in_json("a row of a table", row)
     with open(path, "ab+") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-        file.write(json.dumps(row).encode() + b"\n")
+        file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

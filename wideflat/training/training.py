@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.batch_norm import refresh_batch_norm
+from wideflat.checks.doors import asks
 from wideflat.data import Augmentation, Batches, ImageData
 from wideflat.presets import Preset
 from wideflat.seeds import derive_seed
@@ -94,6 +95,7 @@ class Training:
         (3, True, True)
     """
 
+    @asks
     def __init__(
         self,
         preset: Preset,
