@@ -158,8 +158,8 @@ def steps(make: Callable[[nn.Module], list[Optimizer]], rounds: int, title: str)
 def energy(perturbations: int, sigma: float = 0.05) -> None:
     """The local energy of the loss against the naive loop with as many perturbations, and at equal standard error.
 
-    Both have one z for all examples, so a perturbation has the same variance in both: the second ratio is the first one
-    times a ratio of two estimates of it, which is uncertain by a factor of 1 + 2 / sqrt(perturbations).
+    Both have one z for all examples, so that without pairs a perturbation has the same variance in both: the second
+    ratio is the first one times a ratio of two estimates of it, uncertain by a factor of 1 + 2 / sqrt(perturbations).
     """
     model = network().eval()
     ids = torch.randint(8000, (16, 64))
@@ -175,22 +175,27 @@ def energy(perturbations: int, sigma: float = 0.05) -> None:
     naive = clock() - start
     for p, w in zip(model.parameters(), weights, strict=True):
         p.copy_(w)
-    start = clock()
-    profile = wideflat.local_energy(model, [batch], [sigma], metric="loss", max_passes=perturbations, progress=False)
-    ratio, error = naive / (clock() - start), float(profile.stderr[-1])
     own = statistics.stdev(values) / len(values) ** 0.5
     print(f"\nlocal energy of the loss at sigma {sigma}, {perturbations} perturbations:")
-    print(f"  naive {statistics.mean(values):.5f} ± {own:.5f}, wideflat {float(profile.mean[-1]):.5f} ± {error:.5f}")
-    print(
-        f"  the naive loop takes {ratio:.2f} times as long, {ratio * (own / error) ** 2:.2f} to the same standard error"
-    )
+    print(f"  the naive loop {statistics.mean(values):.6f} ± {own:.6f}")
+    for antithetic in (False, True):
+        options: dict[str, Any] = {"metric": "loss", "max_passes": perturbations, "antithetic": antithetic}
+        start = clock()
+        profile = wideflat.local_energy(model, [batch], [sigma], progress=False, **options)
+        ratio, error = naive / (clock() - start), float(profile.stderr[-1])
+        kind = "each z with -z: " if antithetic else "local_energy:   "
+        print(
+            f"  {kind} {float(profile.mean[-1]):.6f} ± {error:.6f}; the naive loop takes {ratio:.2f} times as long,"
+            f" {ratio * (own / error) ** 2:.2f} to the same standard error",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--threads", type=int, help="of torch")
-    parser.add_argument("--only", choices=("updates",), help="only the update of AdamW")
+    parser.add_argument("--only", choices=("updates", "energy"), help="the update of AdamW; the local energy")
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use as well")
     options = parser.parse_args()
     if options.cpu_time:
@@ -200,14 +205,17 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     print(f"{describe()}; {sum(p.numel() for p in network().parameters()):,} parameters")
     rounds = 5 if options.quick else 15
-    updates(adamw, rounds, "AdamW (fused)")
-    if options.only:
+    if options.only != "energy":
+        updates(adamw, rounds, "AdamW (fused)")
+    if options.only == "updates":
         return
-    steps(adamw, rounds, "AdamW (fused)")
+    if options.only is None:
+        steps(adamw, rounds, "AdamW (fused)")
     for perturbations in (20, 100):
         energy(perturbations)
-    steps(muon_and_adamw, rounds, "Muon + AdamW")
-    updates(muon_and_adamw, 3, "Muon + AdamW")
+    if options.only is None:
+        steps(muon_and_adamw, rounds, "Muon + AdamW")
+        updates(muon_and_adamw, 3, "Muon + AdamW")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ class BlockEnergy:
         network = evaluation.module.network if isinstance(evaluation.module, FoldedNetwork) else evaluation.model
         if names:
             self.shared = SharedNoise(network, names, scales=plan.scales.factors)
-            linear = self.example is None and self.common and network is evaluation.model
+            seen = isinstance(evaluation.source(plan.first.batch), Tensor)
+            linear = seen and self.example is None and self.common and network is evaluation.model
             if linear and not (self._calibration or plan.behaviour.writes):
                 self.first_layer = FirstLayer(network, self.shared.originals(), [self.shared.directions()])
 
@@ -179,6 +180,8 @@ class BlockEnergy:
                 if self.shared is not None:
                     self.shared.draw(generator)
             value = self._at(kept.batch, block.size * tiles, float(sigmas[s]), number, j)
+            if self.plan.request.antithetic:
+                value = (value + self._at(kept.batch, block.size * tiles, -float(sigmas[s]), number, j)) / 2
             values.append(_in_float64(partial(_means, tiles=tiles), value))
         if _versions(kept.batch) != before:
             raise Unforeseen("the network writes into its input, which it did not do with the first batch")
@@ -237,7 +240,7 @@ class BlockEnergy:
             evaluation.recalibrate(calibration)
         layer: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.example is not None and sigma:
-            self.example.apply(sigma, fresh=not self.common)
+            self.example.apply(sigma, fresh=not self.common and sigma > 0)  # -sigma: z, there and back
             layer = self.example
         elif self.first_layer is not None and sigma:
             self.first_layer.at(sigma)

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from wideflat.energy.first_layer import view_of
 from wideflat.energy.shared_noise import fill_normal
-from wideflat.energy.uses import CONVOLUTIONS, Unforeseen, is_description, tensors_in, treatments, use_of, uses
+from wideflat.energy.uses import CONVOLUTIONS, Unforeseen, Use, is_description, tensors_in, treatments, use_of, uses
 
 __all__ = ["ExampleNoise"]
 
@@ -59,6 +59,7 @@ class ExampleNoise(TorchFunctionMode):
         wanted = set(names)
         self._chosen = {id(p): p for name, p in module.named_parameters() if name in wanted}
         self.treatment: dict[str, str] = {}
+        self._seen: dict[int, list[list[Use]]] = {}
         self._plan: dict[int, str] = {}
         self._sigma = 0.0
         self._generator = torch.Generator()
@@ -79,8 +80,13 @@ class ExampleNoise(TorchFunctionMode):
     # ------------------------------------------------------------------------------------------ what is used how
 
     def probe(self, run: Callable[[Any], Any], batches: Sequence[tuple[Any, int]]) -> None:
-        """Find out how each parameter is used; see :func:`wideflat.energy.uses.uses`."""
-        self._plan = treatments(uses(run, batches, list(self._chosen.values())))
+        """Find out how each parameter is used; see :func:`wideflat.energy.uses.uses`.
+
+        Another call adds its batches to those that were seen: noise that is not independent does not become it.
+        """
+        for key, seen in uses(run, batches, list(self._chosen.values())).items():
+            self._seen.setdefault(key, []).extend(seen)
+        self._plan = treatments(self._seen)
         self.treatment = {self._names[key]: plan for key, plan in self._plan.items()}
 
     @property

@@ -75,6 +75,7 @@ def local_energy(
     augment: Callable[[Any], Any] | None = None,
     calibration: int = 1024,
     scale: Scale = "relative",
+    antithetic: bool = False,
 ) -> LocalEnergy:
     r"""dE(w, sigma) = E_z[E(w + sigma a z)] - E(w) over a range of sigma (Eq. 4: a = \|w\|), with error bars.
 
@@ -118,6 +119,10 @@ def local_energy(
             ``"absolute"`` 1; ``"layer"`` the root mean square of its tensor; ``"filter"`` that of its output channel;
             or a mapping from names to tensors. See :mod:`wideflat.energy.scales`. ``conventions["unmoved"]`` counts
             the weights that it cannot move (those that are 0, under ``"relative"``); an error where that is all.
+        antithetic: Take each z together with -z: two passes, whose mean is one result, so that what is odd in z
+            cancels. Where the gradient at w makes most of the variance (``metric="loss"`` at small sigma, batches
+            whose own minimum is elsewhere) the same error bar takes a tenth to a hundredth of the passes; where the
+            curvature does, it takes twice as many. Not with ``noise="pass"``.
 
     Returns:
         The profile. ``print`` it, ``plot()`` it, ``compare()`` it, ``save()`` it.
@@ -147,6 +152,7 @@ def local_energy(
     request = Request(
         whole_network(model), data, sigmas, noise, metric, batch_norm, parameters, target_stderr, max_passes, seed,
         common_noise, batch_size, forward, augment, calibration, scale,
+        antithetic,
     )  # fmt: skip
     settled = plan(request)
     try:
@@ -304,6 +310,8 @@ class _Loop:
         else:
             sizes = np.array([self.energy.sizes.get(j, 0) for j in range(count)], dtype=float)
         evaluations = np.einsum("pjs,j->s", (~np.isnan(table)).astype(float), sizes)
+        if self.plan.request.antithetic:
+            evaluations *= 2
         extra = np.zeros(len(self.sigmas))
         if self.plan.evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
             with np.errstate(divide="ignore"):

@@ -3,9 +3,10 @@
 A measurement evaluates the same examples many times, in batches that it may cut, repeat and keep. That is right only
 for a network whose outputs are a function of weights and inputs, that leaves its inputs alone, and, where every example
 has noise of its own, whose examples do not influence each other. Nothing of this is visible in its layers, so it is
-tried: twice the same batch, then the batch in reverse order without its first example, then some examples in company of
-themselves alone. The second time a network that takes labels by name gets none, and none from then on if it answers the
-same without them: its own loss is a tenth of the work of a language model.
+tried: the batch, then the batch in reverse order without its first example, then some examples in company of themselves
+alone. The second time a network that takes labels by name gets none, and none from then on if it answers the same
+without them: its own loss is a tenth of the work of a language model. Where that second answer is another one, the
+same batch is tried again, to tell random numbers, labels and examples that influence each other apart.
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
     writes = not _same(copy, batch)
     per_example = evaluation.score(outputs, targets, block.size).dim() == 1
     shown = comparable(evaluation, (outputs, targets), block.size)
-    with evaluation.trying_without_labels(batch) as trial:
-        trial.succeeded = agree(comparable(evaluation, run(cloned(batch), 1), block.size), shown)
+    with evaluation.trying_without_labels(batch) as trial:  # one evaluation tells all of it where nothing is odd
+        if block.size > 2:
+            trial.succeeded = _same_reversed(evaluation, run, batch, block.size, (outputs, targets))
+        else:
+            trial.succeeded = agree(comparable(evaluation, run(cloned(batch), 1), block.size), shown)
     random = not trial.succeeded and not agree(comparable(evaluation, run(cloned(batch), 1), block.size), shown)
     if random and not agree(comparable(evaluation, run(cloned(batch)), block.size), shown):
         raise ValueError(
@@ -76,7 +80,7 @@ def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
         )
     examples: Literal["independent", "mixed", "unknown"] = "unknown"
     if block.size > 1 and not random:
-        examples = _independent(evaluation, run, batch, block.size, (outputs, targets))
+        examples = _independent(evaluation, run, batch, block.size, (outputs, targets), not trial.succeeded)
     return Behaviour(writes, random, examples, per_example)
 
 
@@ -90,11 +94,31 @@ def company(example: int, size: int) -> list[int]:
     return [example] * (3 if size == 2 else 2)
 
 
+def _same_reversed(
+    evaluation: Evaluation, run: Callable[[Any, int], tuple[Any, Any]], batch: Any, size: int, whole: tuple[Any, Any]
+) -> bool:
+    """Whether all outputs are of examples, and the same for the batch reversed without its first, from another seed."""
+    order = list(range(size - 1, 0, -1))
+    try:
+        outputs, targets = run(cloned(chosen(batch, order, size)), 1)
+        mine, theirs = of_examples(whole[0], size, order, outputs, len(order))
+        complete = 0 < len(mine) == len(tensors(whole[0])) == len(tensors(outputs))
+        mixed = _metric_mixes(evaluation, whole, size, (outputs, targets), order)
+    except Exception:  # a network that cannot take another batch than this one
+        return False
+    return complete and not mixed and agree(mine, theirs, scale=tensors(whole[0]))
+
+
 def _independent(
-    evaluation: Evaluation, run: Callable[[Any], tuple[Any, Any]], batch: Any, size: int, whole: tuple[Any, Any]
+    evaluation: Evaluation,
+    run: Callable[[Any], tuple[Any, Any]],
+    batch: Any,
+    size: int,
+    whole: tuple[Any, Any],
+    reverse_too: bool,
 ) -> Literal["independent", "mixed", "unknown"]:
     """Whether examples have the same outputs in other company: reversed without the first, and some by themselves."""
-    reverse = [list(range(size - 1, 0, -1))] if size > 2 else []
+    reverse = [list(range(size - 1, 0, -1))] if size > 2 and reverse_too else []
     single = sorted({round(k * (size - 1) / (ALONE - 1)) for k in range(ALONE)})
     for order in (*reverse, *(company(example, size) for example in single)):
         try:

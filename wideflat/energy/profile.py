@@ -375,7 +375,7 @@ class LocalEnergy(Result):
         parts = [
             f"{c.get('metric', 'error')}{meaning} of {c['architecture']}" if "architecture" in c else "",
             f"{c['examples']}{' augmented' if c.get('augmented') else ''} examples" if "examples" in c else "",
-            f"noise: {c['noise']}" if "noise" in c else "",
+            f"noise: {c['noise']}{', z and -z' if c.get('antithetic') else ''}" if "noise" in c else "",
             f"standard error: {c['stderr']}" if "stderr" in c else "",
             f"perturbed: {c['parameters']}" if "parameters" in c else "",
             f"scale: {c['scale']}" if c.get("scale", "relative") != "relative" else "",

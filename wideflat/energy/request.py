@@ -75,6 +75,7 @@ class Request:
     augment: Callable[[Any], Any] | None
     calibration: int
     scale: Scale = "relative"
+    antithetic: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
@@ -84,6 +85,12 @@ class Request:
         choice("noise", self.noise, ("auto", *DEFAULT_PASSES))
         choice("batch_norm", self.batch_norm, ("eval", "recalibrate", "batch"))
         self.common_noise = flag("common_noise", self.common_noise)
+        self.antithetic = flag("antithetic", self.antithetic)
+        if self.antithetic and self.noise == "pass":
+            raise ValueError(
+                'antithetic=True averages z and -z, so the spread over perturbations, which noise="pass" is for, is '
+                'lost: use noise="batch", or antithetic=False'
+            )
         if self.augment is not None:
             function("augment", self.augment)
         if self.target_stderr is not None:
@@ -116,7 +123,7 @@ class Plan:
         behaviour: What the network does with a batch.
         noise: ``"batch"``, ``"example"`` or ``"pass"``.
         batch_size: Examples a block where the blocks are made here.
-        passes: Most passes over the data.
+        passes: Most passes over the data; with ``antithetic`` those there and back count once.
         example: The noise of each example, with what each parameter is used for.
         notes: What the reader of the result should know about how it came about.
     """
@@ -140,6 +147,8 @@ class Plan:
         request, evaluation = self.request, self.evaluation
         norms = bool(evaluation.norms)
         more: dict[str, Any] = {"notes": list(self.notes)} if self.notes else {}
+        if request.antithetic:
+            more["antithetic"] = True
         if self.example is not None:
             more["treatment"] = dict(self.example.treatment)
         return conventions(
@@ -276,9 +285,11 @@ def _noise_of_examples(
     batch, size = evaluation.load(first.batch), first.size
     noise = ExampleNoise(evaluation.model, list(scales.values), scales.factors)
     fewer = min(size - 1, FEWER)
-    noise.probe(lambda part: evaluation.outputs(cloned(part)), [(batch, size), (truncated(batch, fewer), fewer)])
-    wanted = request.noise == "example" or all(gathered(noise.independent))
-    return ("example", noise) if wanted else ("batch", None)
+    for part, count in ((truncated(batch, fewer), fewer), (batch, size)):  # the cheap one may settle it
+        noise.probe(lambda one: evaluation.outputs(cloned(one)), [(part, count)])
+        if request.noise == "auto" and not all(gathered(noise.independent)):
+            return "batch", None
+    return "example", noise
 
 
 def automatic_batch_size(evaluation: Evaluation, block: Any, noise: str, examples: int) -> int:
@@ -321,7 +332,7 @@ def whole_passes(evaluation: Evaluation, data: Any, batch_size: int | None, seed
 
 
 def _passes(request: Request, noise: str, blocks: Blocks) -> float:
-    """Most passes over the data, if that many can be made."""
+    """Most passes over the data, if that many can be made; of those there and back half as many."""
     default = MOST_PASSES if request.target_stderr is not None else DEFAULT_PASSES[noise]
     if request.target_stderr is None and blocks.examples and not blocks.one_pass:
         default = max(default, min(DEFAULT_PASSES["pass"], math.ceil(EVALUATIONS / blocks.examples)))
@@ -342,4 +353,15 @@ def _passes(request: Request, noise: str, blocks: Blocks) -> float:
         )
     if noise == "pass" and passes < 2:
         raise ValueError('noise="pass" needs at least max_passes=2: one perturbation has no error bar')
-    return passes
+    return _pairs(passes, request, blocks) if request.antithetic and not blocks.one_pass else passes
+
+
+def _pairs(passes: float, request: Request, blocks: Blocks) -> float:
+    """So many passes in pairs, one with z and one with -z; two at least where nobody said how many: an error bar."""
+    if request.max_passes is None:
+        return max(2, passes // 2)
+    if passes % 2 and not blocks.indexed:
+        raise ValueError(
+            f"antithetic=True takes passes in pairs, of z and of -z: max_passes must be even, got {passes:g}"
+        )
+    return passes / 2

@@ -102,13 +102,14 @@ def _examples(energy: BlockEnergy) -> tuple[Any, int]:
 
 
 def _fast(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> Any:
-    """Outputs by the fast path, with a z that is drawn for this: the second ones, which use what the first kept."""
+    """Outputs by the fast path, with a z that is drawn for this: second ones, where these use what was kept."""
     seed = derive_seed(energy.plan.request.seed, "self-check")
     generator = generator_of(energy.evaluation.device, seed)
     energy.start(batch, size, generator)
     if energy.shared is not None and not energy.common:
         energy.shared.draw(generator)
-    for strength in (sigma / 2, sigma) if energy.common else (sigma,):
+    keeps = energy.common and (energy.first_layer is not None or energy.example is not None)
+    for strength in (sigma / 2, sigma) if keeps else (sigma,):
         seed_everything(seed)
         result = energy.outputs(batch, strength, [])
     return comparable(energy.evaluation, result, size)
