@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wideflat import cli
-from wideflat.commands.findings import collect, summary
+from wideflat.commands.findings import _entropy_series, collect, summary
 from wideflat.committee import SETTINGS, train
 from wideflat.energy.profile import LocalEnergy
 from wideflat.entropy.measure import local_entropy
@@ -70,6 +70,7 @@ def test_the_page_holds_all_of_it(results, tmp_path, capsys):
         "Strength of the coupling",
     ):
         assert part in text
+    assert "1 set of solutions" in text
     assert "[QUICK]" in text and "<b>net" not in text and "local-energy.json" in text
     out = capsys.readouterr().out
     assert "not read" in out and str(page) in out
@@ -89,6 +90,15 @@ def test_wrong_paths_are_explained(tmp_path, capsys, name, message):
     assert message in error and "Traceback" not in error
     assert name != "damaged" or "config.json" in error
     assert not (tmp_path / "page.html").exists()
+
+
+def test_solutions_of_one_file_share_a_curve(results):
+    curve = collect([results]).entropies["entropy"]
+    series = _entropy_series("committee", curve.relative_distance, curve.phi, np.array([[True, True], [True, False]]))
+    assert series.legend == "committee (n = 1 to 2)" and list(series.counts) == [2, 1]
+    both = 1e3 * np.asarray(curve.phi)[:, 0]
+    assert series.y[0] == pytest.approx(both.mean()) and series.error[0] == pytest.approx(both.std(ddof=1))
+    assert series.y[1] == pytest.approx(1e3 * float(curve.phi[0, 1]))
 
 
 def test_configurations_are_kept_word_for_word(results, tmp_path):
