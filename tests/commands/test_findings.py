@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wideflat import cli
-from wideflat.commands.findings import _entropy_series, collect, summary
+from wideflat.commands.findings import _committees, _entropy_series, collect, summary
 from wideflat.committee import SETTINGS, train
 from wideflat.energy.profile import LocalEnergy
 from wideflat.entropy.measure import local_entropy
@@ -139,3 +139,9 @@ def test_an_experiment_is_shown_with_the_options_it_was_computed_with(tmp_path):
     table.provenance = {"item": "table1", "label": "QUICK"}  # as written before options were recorded
     table.save(tmp_path / "another" / "cells.csv")
     assert len(collect([tmp_path / "another"]).experiments[0].comparison().rows) == 1
+
+
+def test_committee_runs_are_called_by_their_setting_where_that_tells_them_apart(tmp_path):
+    for name, setting in (("a", "sgd-fast"), ("b", "esgd"), ("c", "esgd")):
+        Run.create(tmp_path / name, {"experiment": {"name": f"committee-{setting}", "hidden": 9}})
+    assert _committees(collect([tmp_path]).runs) == {"a": "committee-sgd-fast"}

@@ -111,6 +111,7 @@ def test_profiles_of_seeds_are_averaged_and_strangers_get_axes_of_their_own(fold
     (chart,) = energy_charts({"a": committee, "b": dataclasses.replace(committee, baseline=0.007)}, [])
     assert [series.legend for series in chart.series] == ["a (n = 7)", "b (n = 7)"]
     assert chart.title == "Local energy, E(w) = 0 to 0.7 %"
+    assert chart.caption == "Mean, and the standard error over n solutions. Lower is flatter."
     other = LocalEnergy([0.0, 0.5], [0.0, 0.1], [0.0, 0.01], baseline=0.75)
     assert [len(names) for names in comparable({**energies, "other": other})] == [12, 1]
     charts = energy_charts({**energies, "other": other}, [])

@@ -29,15 +29,15 @@ def energy_charts(energies: Mapping[str, LocalEnergy], groups: Sequence[RunGroup
         scale = 100 if unit == "points of error" else 1
         apart = "" if len(sets) == 1 else f" Figure {number} of {len(sets)}: others were measured on other data, in "
         apart += "" if len(sets) == 1 else "another way, or at another error of the network, and cannot be compared."
+        curves = {label: [energies[name] for name in mine] for label, mine in _labels(names, groups)}
         charts.append(
             Chart(
                 "local-energy" if len(sets) == 1 else f"local-energy-{number}",
                 f"Local energy, E(w) = {_baseline([energies[name] for name in names], scale)}",
                 "perturbation σ",
                 f"δE ({unit})",
-                [_series(label, [energies[name] for name in mine], scale) for label, mine in _labels(names, groups)],
-                caption="Mean, and the standard deviation over n seeds; the standard error over the n solutions of a "
-                f"run of committee machines; of one network, that over the noise. Lower is flatter.{apart}",
+                [_series(label, profiles, scale) for label, profiles in curves.items()],
+                caption=_caption(list(curves.values())) + apart,
                 error_label="standard deviation over seeds, or standard error",
             )
         )
@@ -77,6 +77,16 @@ def _series(label: str, profiles: Sequence[LocalEnergy], scale: float) -> Series
     sigmas = sorted(set.intersection(*({float(sigma) for sigma in each.sigmas} for each in profiles)))
     values = scale * np.array([[_at(each, sigma) for sigma in sigmas] for each in profiles])
     return Series(label, sigmas, values.mean(0), error=values.std(0, ddof=1), n=len(profiles))
+
+
+def _caption(curves: Sequence[Sequence[LocalEnergy]]) -> str:
+    """What the bands are, of the kinds of curves that are there."""
+    kinds = {
+        "the standard deviation over n seeds": any(len(curve) > 1 for curve in curves),
+        "the standard error over n solutions": any(len(curve) == 1 and _solutions(curve[0]) > 1 for curve in curves),
+        "the standard error over the noise": any(len(curve) == 1 and _solutions(curve[0]) == 1 for curve in curves),
+    }
+    return f"Mean, and {' or '.join(kind for kind, there in kinds.items() if there)}. Lower is flatter."
 
 
 def _solutions(profile: LocalEnergy) -> int:

@@ -181,21 +181,30 @@ def _add_experiments(page: Page, items: Sequence[Experiment]) -> None:
         item.add_to(page, charts)
 
 
+def _committees(runs: dict[str, Run]) -> dict[str, str]:
+    """Committee runs by the name of their setting, where it tells them apart."""
+    names = {label: str(run.part("experiment").get("name")) for label, run in runs.items() if is_committee(run)}
+    return {label: name for label, name in names.items() if list(names.values()).count(name) == 1}
+
+
 def _add_measurements(page: Page, found: Findings, groups: Sequence[RunGroup]) -> None:
+    short = _committees(found.runs)
     if found.energies:
         page.section("Local energy")
-        page.charts(*energy_charts(found.energies, groups))
+        committees = [RunGroup(name, {label: found.runs[label]}) for label, name in short.items()]
+        page.charts(*energy_charts(found.energies, [*groups, *committees]))
         conventions = {label: profile.conventions for label, profile in found.energies.items()}
         page.details("Conventions under which the profiles were measured", conventions)
     if found.entropies:
         page.section("Local entropy")
-        page.charts(_entropy_chart(found.entropies))
+        page.charts(_entropy_chart({short.get(label, label): each for label, each in found.entropies.items()}))
     if found.volumes:
         _add_volumes(page, found.volumes)
     if found.solutions:
         page.section("Committee machines")
-        series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
-        page.table(*_solutions_table(found.solutions), caption="Mean ± standard deviation over n restarts")
+        solutions = {short.get(label, label): each for label, each in found.solutions.items()}
+        series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in solutions.items()]
+        page.table(*_solutions_table(solutions), caption="Mean ± standard deviation over n restarts")
         page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
 
 
