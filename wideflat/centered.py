@@ -37,6 +37,9 @@ class _Place:
     """Where the model is. One object that is changed in place: Lightning's wrapper calls our methods as its own."""
 
     within_center: bool = False
+    times_shown: int = 0
+    has_warned: bool = False
+    has_looked_around: bool = False
 
 
 class Centered(Optimizer):
@@ -73,7 +76,6 @@ class Centered(Optimizer):
 
     def _make_working_memory(self) -> None:
         self._place = _Place()
-        self._has_warned = False
         _alive.add(self)
         self._layouts: dict[Tensor, tuple[Any, ...]] = {}
 
@@ -258,8 +260,7 @@ class Centered(Optimizer):
         copies = {
             p: {name: self._like(p).copy_(state[name]) for name in OWN if name in state} for p, state in saved.items()
         }
-        self.state = defaultdict(dict)
-        self._rehearsed = []
+        self.state, self._rehearsed = defaultdict(dict), []
         self._adopt_groups(groups)
         self._adopt_inner(saved)
         for number, group in enumerate(self.param_groups):
@@ -358,6 +359,7 @@ class Centered(Optimizer):
     @torch.no_grad()
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
+        self._place.times_shown += 1
         for p, state in self.state.items() if self._is_open() else ():
             if "center" in state:
                 state["explorer"] = p.detach().clone()
@@ -381,8 +383,7 @@ class Centered(Optimizer):
                     w_prime = local(state.get("explorer", p.detach()))
                     (held,) = as_held([local(state["center"])], [w_prime])
                     squares.append((p, doubled(w_prime - held).square().sum().cpu() / 2))
-        found = total(squares)
-        return torch.zeros((), dtype=torch.float64) if found is None else found
+        return torch.zeros((), dtype=torch.float64) if (found := total(squares)) is None else found
 
     def _parameters(self) -> list[Tensor]:
         """All parameters, in an order that is the same on every rank."""
@@ -426,9 +427,9 @@ def warn_off_center(params: Iterable[Tensor]) -> None:
     """Warn, once for an optimizer, if it has put w' into what is about to be measured or saved as the solution."""
     wanted = set(params)
     for optimizer in list(_alive):
-        if optimizer._has_warned or not any(p in wanted for p in optimizer.state) or optimizer.at_center:
+        if optimizer._place.has_warned or not any(p in wanted for p in optimizer.state) or optimizer.at_center:
             continue
-        optimizer._has_warned = True
+        optimizer._place.has_warned = True
         warn_user(
             f"the model holds the explorer w' of {type(optimizer).__name__}, not its solution w; measure and save it "
             "within `with opt.center(model):`, after opt.eval(), or, at the end of training, after opt.flush()"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from wideflat.captured import Captured
 from wideflat.checks import function
 from wideflat.checks.family import check_cycle
+from wideflat.checks.trainers import watch_trainer
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
 from wideflat.kernels.one_pass import OnePass
@@ -62,6 +63,9 @@ class Cycles(Captured):
         Args:
             closure: Evaluates the model and returns the loss; called once, before the step.
         """
+        if not torch.compiler.is_compiling() and not self._place.has_looked_around:
+            self._place.has_looked_around = True
+            watch_trainer()
         if self._is_captured():
             return self._captured_step(closure)
         self._refuse_at_center("step()")

@@ -428,6 +428,7 @@ def lightning_module():
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Lightning saves the explorer")  # test_lightning_watched has this
 def test_lightning_fit_checkpoint_and_resume(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     import lightning

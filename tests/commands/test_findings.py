@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wideflat import cli
-from wideflat.commands.findings import collect, summary
+from wideflat.commands.findings import _committees, _entropy_series, collect, summary
 from wideflat.committee import SETTINGS, train
 from wideflat.energy.profile import LocalEnergy
 from wideflat.entropy.measure import local_entropy
@@ -70,6 +70,7 @@ def test_the_page_holds_all_of_it(results, tmp_path, capsys):
         "Strength of the coupling",
     ):
         assert part in text
+    assert "1 set of solutions" in text
     assert "[QUICK]" in text and "<b>net" not in text and "local-energy.json" in text
     out = capsys.readouterr().out
     assert "not read" in out and str(page) in out
@@ -89,6 +90,15 @@ def test_wrong_paths_are_explained(tmp_path, capsys, name, message):
     assert message in error and "Traceback" not in error
     assert name != "damaged" or "config.json" in error
     assert not (tmp_path / "page.html").exists()
+
+
+def test_solutions_of_one_file_share_a_curve(results):
+    curve = collect([results]).entropies["entropy"]
+    series = _entropy_series("committee", curve.relative_distance, curve.phi, np.array([[True, True], [True, False]]))
+    assert series.legend == "committee (n = 1 to 2)" and list(series.counts) == [2, 1]
+    both = 1e3 * np.asarray(curve.phi)[:, 0]
+    assert series.y[0] == pytest.approx(both.mean()) and series.error[0] == pytest.approx(both.std(ddof=1))
+    assert series.y[1] == pytest.approx(1e3 * float(curve.phi[0, 1]))
 
 
 def test_configurations_are_kept_word_for_word(results, tmp_path):
@@ -129,3 +139,9 @@ def test_an_experiment_is_shown_with_the_options_it_was_computed_with(tmp_path):
     table.provenance = {"item": "table1", "label": "QUICK"}  # as written before options were recorded
     table.save(tmp_path / "another" / "cells.csv")
     assert len(collect([tmp_path / "another"]).experiments[0].comparison().rows) == 1
+
+
+def test_committee_runs_are_called_by_their_setting_where_that_tells_them_apart(tmp_path):
+    for name, setting in (("a", "sgd-fast"), ("b", "esgd"), ("c", "esgd")):
+        Run.create(tmp_path / name, {"experiment": {"name": f"committee-{setting}", "hidden": 9}})
+    assert _committees(collect([tmp_path]).runs) == {"a": "committee-sgd-fast"}

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from torch import nn
@@ -64,7 +66,7 @@ def test_the_sentence_and_the_differences_follow_the_errors(folder):
     groups = grouped(runs(folder))
     text = sentence(groups)
     assert text.startswith(
-        "Test error of cifar10-smallconvnet is lower than SGD's for esgd (-5 points, -5.5 to -4.5, n = 3"
+        "Test error of cifar10-smallconvnet is lower than SGD's for esgd (-5.00 points, -5.45 to -4.55, n = 3 each"
     )
     assert "cannot be told from it for ema" in text
     columns, rows = table(groups)
@@ -105,6 +107,11 @@ def test_profiles_of_seeds_are_averaged_and_strangers_get_axes_of_their_own(fold
     (chart,) = energy_charts(energies, grouped(runs(folder)))
     assert {series.legend for series in chart.series} == {f"{name} (n = 3)" for name in FINAL}
     assert "points of error" in chart.y_label
+    committee = LocalEnergy([0.0, 0.5], [0.0, 0.1], [0.0, 0.01], 0.0, conventions={"stderr": "over 7 solutions"})
+    (chart,) = energy_charts({"a": committee, "b": dataclasses.replace(committee, baseline=0.007)}, [])
+    assert [series.legend for series in chart.series] == ["a (n = 7)", "b (n = 7)"]
+    assert chart.title == "Local energy, E(w) = 0 to 0.7 %"
+    assert chart.caption == "Mean, and the standard error over n solutions. Lower is flatter."
     other = LocalEnergy([0.0, 0.5], [0.0, 0.1], [0.0, 0.01], baseline=0.75)
     assert [len(names) for names in comparable({**energies, "other": other})] == [12, 1]
     charts = energy_charts({**energies, "other": other}, [])

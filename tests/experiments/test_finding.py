@@ -50,39 +50,48 @@ def committee(energy, error, wrong=0):
 
 def test_the_sentence_says_what_the_numbers_say_and_the_opposite_if_they_do():
     assert sentence(planted(-5, -2)) == (
-        "Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 5.0 ± 0.2 points of error less in the "
-        "deep network; its test error is lower in the deep network (2.0 ± 0.2 less). "
+        "In the deep network Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 5.0 ± 0.2 points "
+        "of error less) and makes fewer test errors (2.0 ± 0.2 points less). "
         "(± 95 %; 3 trainings each; no training errors)"
     )
-    sharper = sentence(planted(+5, +2))
-    assert sharper.startswith(
-        "Entropy-SGD ends in sharper minima than SGD: noise on its weights costs 5.0 ± 0.2 points"
-    )
-    assert (
-        "of error more in the deep network; its test error is higher in the deep network (2.0 ± 0.2 more)." in sharper
+    assert sentence(planted(+5, +2)).startswith(
+        "In the deep network Entropy-SGD ends in sharper minima than SGD (noise on its weights costs 5.0 ± 0.2 points "
+        "of error more) and makes more test errors (2.0 ± 0.2 points more). ("
     )
     assert sentence(planted(0, 0)).startswith(
-        "Neither Entropy-SGD nor SGD ends in clearly flatter minima: noise on Entropy-SGD's weights costs 0.0 ± 0.2 "
-        "points of error more in the deep network; test errors do not differ clearly (0.0 ± 0.2 more)."
+        "In the deep network no difference shows between Entropy-SGD and SGD (noise on Entropy-SGD's weights costs "
+        "0.0 ± 0.2 points of error more; test error 0.0 ± 0.2 points more). ("
+    )
+    assert sentence(planted(0, -2)).startswith(
+        "In the deep network Entropy-SGD makes fewer test errors than SGD (2.0 ± 0.2 points less), in minima no "
+        "clearly flatter (noise on its weights costs 0.0 ± 0.2 points of error more). ("
     )
 
 
-def test_the_sentence_of_the_demo_is_about_both_networks():
-    assert sentence(planted(0, +2), committee(-5, -2)).startswith(
+def test_the_sentence_of_the_demo_is_about_both_networks_the_clear_one_first():
+    assert sentence(planted(0, 0), committee(-5, -2)).startswith(
         "In the committee machine Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 5.0 ± 0.2 "
-        "points of error less); no difference shows in the deep network (0.0 ± 0.2 more); its test error is lower in "
-        "the committee machine (2.0 ± 0.2 less) and higher in the deep network (2.0 ± 0.2 more). ("
+        "points of error less) and makes fewer test errors (2.0 ± 0.2 points less); in the deep network no difference "
+        "shows (noise on its weights costs 0.0 ± 0.2 points more; test error 0.0 ± 0.2 points more). ("
     )
     assert sentence(planted(+5, 0), committee(+3, 0)).startswith(
-        "Entropy-SGD ends in sharper minima than SGD: noise on its weights costs 3.0 ± 0.2 points of error more in the "
-        "committee machine and 5.0 ± 0.2 more in the deep network; test errors do not differ clearly (0.0 ± 0.2 more "
-        "and 0.0 ± 0.2 more). ("
+        "In the committee machine and the deep network Entropy-SGD ends in sharper minima than SGD (noise on its "
+        "weights costs 3.0 ± 0.2 points of error more and 5.0 ± 0.2 more), with no clear difference in test error "
+        "(0.0 ± 0.2 points more and 0.0 ± 0.2 more). ("
     )
+    assert sentence(planted(-5, -2), committee(0, 0)).startswith("In the deep network Entropy-SGD ends in flatter")
     assert sentence(planted(+5, 0), committee(-5, -2)).startswith(
         "In the committee machine Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 5.0 ± 0.2 "
-        "points of error less); in sharper ones in the deep network (5.0 ± 0.2 more); its test error is lower in the "
-        "committee machine (2.0 ± 0.2 less) and not clearly another in the deep network (0.0 ± 0.2 more). ("
+        "points of error less) and makes fewer test errors (2.0 ± 0.2 points less); in the deep network it ends in "
+        "sharper minima (noise on its weights costs 5.0 ± 0.2 points more), with no clear difference in test error "
     )
+
+
+def test_intervals_are_told_as_closely_as_they_are_known():
+    assert str(Contrast(-6.49, -12.53, -0.46, (4, 4))) == "-6.5, 95 % interval -12.5 to -0.5, n = 4 each"
+    assert str(Contrast(-1.0, -1.97, -0.03, (4, 3))) == "-1.00, 95 % interval -1.97 to -0.03, n = 4 and 3"
+    assert str(Contrast(150.0, 100.0, 200.0, (2, 2))) == "+150, 95 % interval +100 to +200, n = 2 each"
+    assert str(Contrast(-1.0, -1.0, -1.0, (2, 2))) == "-1.00, 95 % interval -1.00 to -1.00, n = 2 each"
 
 
 def test_the_training_errors_at_which_they_are_compared_are_said():
@@ -101,8 +110,10 @@ def test_a_single_training_is_too_few_to_say():
     for name, energy in (("SGD", 0.1), ("Entropy-SGD", 0.05)):
         table.add(algorithm=name, train_error=0.0, energy=energy, test_error=0.1)
     said_of_one = sentence(table)
-    assert said_of_one.startswith("Neither Entropy-SGD nor SGD ends in clearly flatter minima: noise on Entropy-SGD's")
-    assert "5.0 points of error less, of too few trainings to say, in the deep network" in said_of_one
+    assert said_of_one.startswith(
+        "In the deep network no difference shows between Entropy-SGD and SGD (noise on Entropy-SGD's weights costs 5.0 "
+        "points of error less, of too few trainings to say; test error 0.0 points more, of too few trainings to say)"
+    )
     assert sentence(Table(table.columns)) == "Nothing is known yet about Entropy-SGD against SGD."
 
 
@@ -114,7 +125,7 @@ def test_the_committee_is_compared_within_its_subsets():
             table.add(**about, setting="sgd-fast", energy=0.3 + level + shift, test_error=0.1 + shift)
             table.add(**about, setting="esgd", energy=0.2 + level + shift, test_error=0.1 - shift)
     text = in_one_sentence(table, "sgd-fast")
-    assert "is lower than sgd-fast's for esgd (-10 points" in text and text.startswith("Local energy")
+    assert "is lower than sgd-fast's for esgd (-10.00 points" in text and text.startswith("Local energy")
     assert "test error cannot be told from sgd-fast's for esgd" in text
     assert in_one_sentence(None, "sgd-fast") == "" and in_one_sentence(table, "nobody") == ""
 

@@ -378,8 +378,8 @@ def shareable(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def warn_user(message: str) -> None:
-    """Warn at the line of whoever called into the package, past its own frames and those of torch.
+def warn_user(message: str, *past: str) -> None:
+    """Warn at the line of whoever called into the package, past its own frames, those of torch, and other folders.
 
     Example:
         >>> import warnings
@@ -389,7 +389,7 @@ def warn_user(message: str) -> None:
         >>> str(caught[0].message), "wideflat" in Path(caught[0].filename).parts
         ('slow', False)
     """
-    inner = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+    inner = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent), *past)
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back

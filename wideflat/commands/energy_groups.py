@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,16 +29,16 @@ def energy_charts(energies: Mapping[str, LocalEnergy], groups: Sequence[RunGroup
         scale = 100 if unit == "points of error" else 1
         apart = "" if len(sets) == 1 else f" Figure {number} of {len(sets)}: others were measured on other data, in "
         apart += "" if len(sets) == 1 else "another way, or at another error of the network, and cannot be compared."
+        curves = {label: [energies[name] for name in mine] for label, mine in _labels(names, groups)}
         charts.append(
             Chart(
                 "local-energy" if len(sets) == 1 else f"local-energy-{number}",
-                f"Local energy, E(w) = {scale * first.baseline:.3g}{' %' if scale == 100 else ''}",
+                f"Local energy, E(w) = {_baseline([energies[name] for name in names], scale)}",
                 "perturbation σ",
                 f"δE ({unit})",
-                [_series(label, [energies[name] for name in mine], scale) for label, mine in _labels(names, groups)],
-                caption="Mean, and the standard deviation over n seeds, or for one network the standard error over the "
-                f"noise. Lower is flatter.{apart}",
-                error_label="standard deviation over seeds, or standard error over the noise",
+                [_series(label, profiles, scale) for label, profiles in curves.items()],
+                caption=_caption(list(curves.values())) + apart,
+                error_label="standard deviation over seeds, or standard error",
             )
         )
     return charts
@@ -64,7 +65,7 @@ def _labels(names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str,
     found: dict[str, list[str]] = {}
     for name in names:
         folder = name.rpartition("/")[0]
-        group = next((group.label for group in groups if folder in group.runs), name)
+        group = next((group.label for group in groups if {folder, name} & group.runs.keys()), name)
         found.setdefault(group, []).append(name)
     return list(found.items())
 
@@ -72,10 +73,33 @@ def _labels(names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str,
 def _series(label: str, profiles: Sequence[LocalEnergy], scale: float) -> Series:
     if len(profiles) == 1:
         (one,) = profiles
-        return Series(label, one.sigmas, scale * one.mean, error=scale * one.stderr, n=1)
+        return Series(label, one.sigmas, scale * one.mean, error=scale * one.stderr, n=_solutions(one))
     sigmas = sorted(set.intersection(*({float(sigma) for sigma in each.sigmas} for each in profiles)))
     values = scale * np.array([[_at(each, sigma) for sigma in sigmas] for each in profiles])
     return Series(label, sigmas, values.mean(0), error=values.std(0, ddof=1), n=len(profiles))
+
+
+def _caption(curves: Sequence[Sequence[LocalEnergy]]) -> str:
+    """What the bands are, of the kinds of curves that are there."""
+    kinds = {
+        "the standard deviation over n seeds": any(len(curve) > 1 for curve in curves),
+        "the standard error over n solutions": any(len(curve) == 1 and _solutions(curve[0]) > 1 for curve in curves),
+        "the standard error over the noise": any(len(curve) == 1 and _solutions(curve[0]) == 1 for curve in curves),
+    }
+    return f"Mean, and {' or '.join(kind for kind, there in kinds.items() if there)}. Lower is flatter."
+
+
+def _solutions(profile: LocalEnergy) -> int:
+    """Of how many networks a profile is the mean: of several only for committee machines, whose profile says so."""
+    over = re.fullmatch(r"over (\d+) solutions", str(profile.conventions.get("stderr", "")))
+    return int(over[1]) if over else 1
+
+
+def _baseline(profiles: Sequence[LocalEnergy], scale: float) -> str:
+    """E(w) of those that share a figure, from the smallest to the largest."""
+    values = [profile.baseline for profile in profiles]
+    ends = dict.fromkeys(f"{scale * each:.3g}" for each in (min(values), max(values)))
+    return " to ".join(ends) + (" %" if scale == 100 else "")
 
 
 def _at(profile: LocalEnergy, sigma: float) -> float:

@@ -118,7 +118,7 @@ def _read_arrays(path: Path, label: str, found: Findings) -> None:
 def _read_profile(path: Path, label: str, found: Findings) -> None:
     content = read_json(path, "JSON document", lambda found: found)
     if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
-        found.energies[label.removesuffix(".json")] = LocalEnergy.load(path)
+        found.energies[label.removesuffix(".json").removesuffix("/local_energy")] = LocalEnergy.load(path)
     elif isinstance(content, dict) and content.get("kind") == FreeEntropy.KIND:
         found.volumes[label.removesuffix(".json").removesuffix("/free_entropy")] = FreeEntropy.load(path)
 
@@ -181,21 +181,30 @@ def _add_experiments(page: Page, items: Sequence[Experiment]) -> None:
         item.add_to(page, charts)
 
 
+def _committees(runs: dict[str, Run]) -> dict[str, str]:
+    """Committee runs by the name of their setting, where it tells them apart."""
+    names = {label: str(run.part("experiment").get("name")) for label, run in runs.items() if is_committee(run)}
+    return {label: name for label, name in names.items() if list(names.values()).count(name) == 1}
+
+
 def _add_measurements(page: Page, found: Findings, groups: Sequence[RunGroup]) -> None:
+    short = _committees(found.runs)
     if found.energies:
         page.section("Local energy")
-        page.charts(*energy_charts(found.energies, groups))
+        committees = [RunGroup(name, {label: found.runs[label]}) for label, name in short.items()]
+        page.charts(*energy_charts(found.energies, [*groups, *committees]))
         conventions = {label: profile.conventions for label, profile in found.energies.items()}
         page.details("Conventions under which the profiles were measured", conventions)
     if found.entropies:
         page.section("Local entropy")
-        page.charts(_entropy_chart(found.entropies))
+        page.charts(_entropy_chart({short.get(label, label): each for label, each in found.entropies.items()}))
     if found.volumes:
         _add_volumes(page, found.volumes)
     if found.solutions:
         page.section("Committee machines")
-        series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in found.solutions.items()]
-        page.table(*_solutions_table(found.solutions), caption="Mean ± standard deviation over n restarts")
+        solutions = {short.get(label, label): each for label, each in found.solutions.items()}
+        series = [Series(label, [], 100 * np.array(s.test_error)) for label, s in solutions.items()]
+        page.table(*_solutions_table(solutions), caption="Mean ± standard deviation over n restarts")
         page.charts(Chart("committee-test-error", "Test error", "", "test error (%)", series, kind="distribution"))
 
 
@@ -316,9 +325,11 @@ def _subtitle(found: Findings) -> str:
         (len(found.energies), "local-energy profile"),
         (len(found.entropies), "local-entropy result"),
         (len(found.volumes), "free-entropy result"),
-        (len(found.solutions), "set of solutions"),
     ]
-    return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count)
+    told = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in parts if count]
+    if found.solutions:
+        told.append(f"{len(found.solutions)} set{'s' if len(found.solutions) > 1 else ''} of solutions")
+    return ", ".join(told)
 
 
 def _percent(value: float | None) -> Shown:
@@ -340,20 +351,28 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _entropy_chart(entropies: dict[str, LocalEntropy]) -> Chart:
-    series = []
-    for label, curve in entropies.items():
-        distance, phi, converged = (
-            np.atleast_2d(np.asarray(a)) for a in (curve.relative_distance, curve.phi, curve.converged)
-        )
-        for r in range(len(distance)):
-            keep = converged[r].astype(bool)
-            name = label if len(distance) == 1 else f"{label} {r}"
-            series.append(Series(name, distance[r][keep], 1e3 * phi[r][keep]))
+    series = [
+        _entropy_series(label, curve.relative_distance, curve.phi, curve.converged)
+        for label, curve in entropies.items()
+    ]
     return Chart(
         "local-entropy",
         "Local entropy",
         "distance d/D",
         "Φ(w, d) · 10³",
         series,
-        caption="Points that did not converge are left out.",
+        caption="Mean and standard deviation over n solutions. Points that did not converge are left out. Higher is "
+        "flatter.",
+        error_label="standard deviation over solutions",
     )
+
+
+def _entropy_series(label: str, *curves: Any) -> Series:
+    """One curve of all solutions of a file, of those that converged at each distance: d/D, Phi and whether it did."""
+    distance, phi, converged = (np.atleast_2d(np.asarray(each)) for each in curves)
+    n = converged.sum(0)
+    there = n > 0
+    mean, x = (np.where(converged, a, 0).sum(0)[there] / n[there] for a in (1e3 * phi, distance))
+    squares = np.where(converged[:, there], 1e3 * phi[:, there] - mean, 0) ** 2
+    spread = np.sqrt(squares.sum(0) / np.maximum(n[there] - 1, 1))
+    return Series(label, x, mean, error=spread if len(phi) > 1 else None, n=[int(count) for count in n[there]])

@@ -91,7 +91,9 @@ def train_committee(
         print(f"{result}: {len(solutions)} restarts")
         for words, value in _in_words(solutions):
             print(f"  {words:<28}{value}")
-        print(f"  next: wideflat local-entropy {shlex.quote(str(run.path))}")
+        # Around a restart that kept errors Belief Propagation takes long, and may not converge.
+        measure = "local-entropy" if all(solutions.solved) else "local-energy"
+        print(f"  next: wideflat {measure} {shlex.quote(str(run.path))}")
     return 0
 
 

@@ -87,10 +87,19 @@ class Contrast:
         return f"{abs(self.difference):.1f} ± {(self.high - self.low) / 2:.1f}{unit} {way}"
 
     def __str__(self) -> str:
+        n = f"n = {self.n[0]} each" if self.n[0] == self.n[1] else f"n = {self.n[0]} and {self.n[1]}"
         if math.isnan(self.low):
-            return f"{self.difference:+.2g}, n = {self.n[0]} and {self.n[1]}: too few to say"
-        interval = f"95 % interval {self.low:+.2g} to {self.high:+.2g}"
-        return f"{self.difference:+.2g}, {interval}, n = {self.n[0]} and {self.n[1]}"
+            return f"{self.difference:+.2g}, {n}: too few to say"
+        middle, low, high = (f"{value:+.{self._digits()}f}" for value in (self.difference, self.low, self.high))
+        return f"{middle}, 95 % interval {low} to {high}, {n}"
+
+    def _digits(self) -> int:
+        """After the point: two of half of the interval are told, and on which side of zero it ends."""
+        half = (self.high - self.low) / 2
+        digits = max(0, 1 - math.floor(math.log10(half))) if half else 2
+        while digits < 9 and any(value and not round(value, digits) for value in (self.low, self.high)):
+            digits += 1
+        return digits
 
 
 def finding(
@@ -107,46 +116,49 @@ def finding(
     Example:
         >>> clear, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> finding("Entropy-SGD", "SGD", {"the MLP": clear}, {"the MLP": even})
-        'Entropy-SGD ends in flatter minima than SGD: noise on its weights costs 2.0 ± 1.0 points of error less in the
-        MLP; test errors do not differ clearly (0.5 ± 1.5 more).'
+        'In the MLP Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 2.0 ± 1.0 points of error
+        less), with no clear difference in test error (0.5 ± 1.5 points more).'
     """
-    known = {where: contrast for where, contrast in flatness.items() if contrast is not None}
-    errors = {where: contrast for where, contrast in error.items() if contrast is not None}
-    if not known:
+    groups: dict[tuple[int, int | None], list[str]] = {}
+    for where, flat in flatness.items():
+        if flat is not None:
+            other = error.get(where)
+            groups.setdefault((flat.sign, None if other is None else other.sign), []).append(where)
+    if not groups:
         return f"Nothing is known yet about {name} against {reference}."
-    (sign, first), *rest = _by_sign(known)
-    whose = f"{name}'s" if sign == 0 else "its"
-    words = {way: f"{name} ends in {word} minima than {reference}" for way, word in ((-1, "flatter"), (1, "sharper"))}
-    words[0] = f"neither {name} nor {reference} ends in clearly flatter minima"
-    units = [" points of error", *[""] * (len(first) - 1)]  # once is enough
-    causes = [each.brief(unit) + "," * math.isnan(each.low) for unit, each in zip(units, first.values(), strict=True)]
-    if rest:  # not everywhere: where comes first
-        flat = f"in {listed(list(first))} {words[sign]} (noise on {whose} weights costs {listed(causes)})"
-    else:
-        places = listed([f"{cause} in {where}" for cause, where in zip(causes, first, strict=True)])
-        flat = f"{words[sign]}: noise on {whose} weights costs {places}"
-    more = {1: "; in sharper ones in ", 0: "; no difference shows in "}
-    clauses = [flat + "".join(more[sign] + _places(group) for sign, group in rest)]
-    if errors and all(contrast.sign == 0 for contrast in errors.values()):
-        clauses.append(f"test errors do not differ clearly ({listed([each.brief() for each in errors.values()])})")
-    elif errors:
-        parts = [f"{_LEVEL[sign]} in {_places(group)}" for sign, group in _by_sign(errors)]
-        clauses.append(f"its test error is {listed(parts)}")
+    clauses: list[str] = []
+    for signs in sorted(groups, key=lambda signs: (signs[0] == 0, not signs[1], signs[0])):  # clear findings first
+        places = groups[signs]
+        noise = _costs([flatness[where] for where in places], " points" + " of error" * (not clauses))
+        errors = _costs([error.get(where) for where in places], " points")
+        names = ("it", "") if clauses else (name, f" than {reference}")
+        clauses.append(f"in {listed(places)} {_clause(*names, signs, noise, errors, reference)}")
     return said(*clauses)
 
 
-#: What a test error is, by the sign of its difference.
-_LEVEL = {-1: "lower", 1: "higher", 0: "not clearly another"}
+def _clause(who: str, than: str, signs: tuple[int, int | None], noise: str, errors: str, reference: str) -> str:
+    """What was found in networks that agree; ``than`` is empty where the reference has been named already."""
+    whose = "its" if signs[0] or signs[1] or not than else f"{who}'s"
+    flat, wrong = {-1: "flatter", 1: "sharper", 0: "no clearly flatter"}[signs[0]], {-1: "fewer", 1: "more"}
+    costs = f"noise on {whose} weights costs {noise}"
+    if signs[1] in wrong and not signs[0]:
+        return f"{who} makes {wrong[signs[1]]} test errors{than} ({errors}), in minima {flat} ({costs})"
+    if not any(signs):
+        between = f" between {who} and {reference}" if than else ""
+        tested = "" if signs[1] is None else f"; test error {errors}"
+        return f"no difference shows{between} ({costs}{tested})"
+    text = f"{who} ends in {flat} minima{than} ({costs})"
+    if signs[1] is None:
+        return text
+    if signs[1] == 0:
+        return f"{text}, with no clear difference in test error ({errors})"
+    return f"{text} and makes {wrong[signs[1]]} test errors ({errors})"
 
 
-def _by_sign(contrasts: Mapping[str, Contrast]) -> list[tuple[int, dict[str, Contrast]]]:
-    """The networks by what is found in them, the clear findings first."""
-    signs = sorted({contrast.sign for contrast in contrasts.values()}, key=lambda sign: (sign == 0, sign))
-    return [(sign, {where: each for where, each in contrasts.items() if each.sign == sign}) for sign in signs]
-
-
-def _places(group: Mapping[str, Contrast]) -> str:
-    return listed([f"{where} ({contrast.brief()})" for where, contrast in group.items()])
+def _costs(contrasts: Sequence[Contrast | None], unit: str) -> str:
+    """Differences as less or more; the unit is said once."""
+    known = [contrast for contrast in contrasts if contrast is not None]
+    return listed([each.brief(unit * (not number)) for number, each in enumerate(known)]) if known else ""
 
 
 def against(reference: str, what: str, contrasts: Mapping[str, Contrast | None], unit: str = "points") -> str:
@@ -161,8 +173,8 @@ def against(reference: str, what: str, contrasts: Mapping[str, Contrast | None],
     Example:
         >>> low, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> against("SGD", "test error", {"eSGD": low, "rSGD": even})
-        "test error is lower than SGD's for eSGD (-2 points, -3 to -1, n = 3 and 3) and cannot be told from it for rSGD
-        (+0.5 points, -1 to +2, n = 3 and 3) (95 % intervals)"
+        "test error is lower than SGD's for eSGD (-2.0 points, -3.0 to -1.0, n = 3 each) and cannot be told from it for
+        rSGD (+0.5 points, -1.0 to +2.0, n = 3 each) (95 % intervals)"
     """
     groups: dict[int, list[str]] = {}
     for name, contrast in contrasts.items():

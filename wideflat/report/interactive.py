@@ -173,6 +173,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
     if chart.kind == "distribution":
         x |= {
             "tickvals": list(range(len(chart.series))),
+            "tickangle": 0,
             "ticktext": [f"{_lines(series.label)}<br>n = {len(series.y)}" for series in chart.series],
             "range": [-0.5, len(chart.series) - 0.3],
             "showgrid": False,
@@ -195,7 +196,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
 
 def _lines(label: str) -> str:
     """A name below its column, broken at hyphens: one that does not fit would not be shown."""
-    lines = textwrap.wrap(label.replace("-", "- "), 24)
+    lines = textwrap.wrap(label.replace("-", "- "), 14)
     return "<br>".join(_plain(line.replace("- ", "-")) for line in lines)
 
 
