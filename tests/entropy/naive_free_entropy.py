@@ -132,7 +132,7 @@ def free_entropy(energy, sigma=1.0, chains=2, burn=12, keep=18, points=128, seed
     weight = weight / np.mean(weight)
     v_low = np.mean(weight * v0)
     length = math.log(beta / low)
-    K = 4 if length <= 3 else 8
+    K = 4 if length <= 2 else 6 if length <= 5 else 8
     betas = [low * math.exp(length * (1 - math.cos(math.pi * k / K)) / 2) for k in range(K + 1)]
     omega = []
     for k in range(K + 1):  # Clenshaw-Curtis by its sum of cosines

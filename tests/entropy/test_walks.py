@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wideflat.entropy import walks
-from wideflat.entropy.temperatures import Grid
+from wideflat.entropy.temperatures import FORMER_ORDERS, Grid
 from wideflat.entropy.walks import Effort, Walk
 
 
@@ -244,7 +244,7 @@ def test_more_effort_where_it_counts_meets_a_target():
 
 def test_nodes_are_added_where_the_rule_is_too_coarse(monkeypatch):
     energy = forms.logistic(np.random.default_rng(2), size=200)
-    monkeypatch.setattr(Grid, "of", classmethod(lambda cls, low, high: cls(low, high, 2)))
+    monkeypatch.setattr(Grid, "of", classmethod(lambda cls, low, high, orders: cls(low, high, 2)))
     found = walked(energy, 2)
     assert len(found.betas) > 3 and "quadrature" not in found.flags and abs(deviation(found, energy)) < 4
     monkeypatch.setattr(walks, "ENDS_BYTES", 0)
@@ -314,6 +314,21 @@ def test_a_walk_that_was_saved_goes_on_bit_for_bit(target):
         second = Walk(energy, effort=effort)
         second.restore(first.saved())
         assert second.run() == whole
+
+
+def test_a_walk_that_does_not_say_its_nodes_goes_on_with_those_it_had():
+    """A checkpoint of before there were six: four intervals over up to three powers of e, else eight."""
+    energy = forms.logistic(np.random.default_rng(1), size=250)
+    effort = Effort(seed=4, samples=6, burn=4, points=16)
+    first = Walk(energy, effort=effort)
+    first.orders = FORMER_ORDERS
+    before = first.run()
+    record = first.saved()
+    del record["orders"]
+    second = Walk(energy, effort=effort)
+    second.restore(record)
+    assert len(before.betas) == 5 and second.run() == before
+    assert len(Walk(energy, effort=effort).run().betas) == 7
 
 
 def test_chains_do_not_depend_on_each_other():

@@ -118,7 +118,7 @@ def free_entropy(
             output channel, or a tensor for each name; see :mod:`wideflat.energy.scales`.
         parameters: Which parameters move; see :func:`~wideflat.energy.shared_noise.select_parameters`.
         chains: In each of the two directions.
-        samples: Trajectories kept at each of the (usually 8) temperatures.
+        samples: Trajectories kept at each of the 4, 6 or 8 temperatures.
         seed: Of everything random.
         target_stderr: Go on until the standard error is below this.
         quick: The bracket -beta <V>_0 <= log Z <= -beta <V>_beta alone, at a tenth of the cost.

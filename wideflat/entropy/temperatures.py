@@ -9,7 +9,9 @@ r"""The inverse temperatures of a thermodynamic integration: what independent po
 Up to beta_low, the largest beta at which two thirds of the independent points still count, they give log Z by
 themselves. (Half of 64 points were not enough: their weights miss what lies in the tail of low V, and log Z came out
 too low by more than three stated errors in 2 % of cases for a Gaussian V, in 9 % for one skewed to low values.)
-From there the integral over log beta is taken by the rule of Clenshaw and Curtis.
+From there the integral over log beta is taken by the rule of Clenshaw and Curtis with 4, 6 or 8 intervals. Four over
+three powers of e are right within 0.06 nats, but state up to 1: their third coefficient, which adds nothing to the
+integral and does not fall with more chains. Six over five powers of e are right within 0.02, and state 0.02.
 """
 
 from __future__ import annotations
@@ -20,10 +22,15 @@ from functools import cached_property
 
 import numpy as np
 
-__all__ = ["Grid", "Prior", "clenshaw_curtis", "effective"]
+__all__ = ["FORMER_ORDERS", "ORDERS", "Grid", "Orders", "Prior", "clenshaw_curtis", "effective"]
 
 #: The share of the points that must count.
 COUNTING = 2 / 3
+Orders = tuple[tuple[float, int], ...]
+#: Over how many powers of e at most how many intervals do.
+ORDERS: Orders = ((2.0, 4), (5.0, 6), (math.inf, 8))
+#: What they were for checkpoints that do not say it; such a measurement goes on as it began.
+FORMER_ORDERS: Orders = ((3.0, 4), (math.inf, 8))
 
 
 def effective(values: np.ndarray, beta: float) -> float:
@@ -152,9 +159,15 @@ class Grid:
     order: int
 
     @classmethod
-    def of(cls, low: float, high: float) -> Grid:
-        """Eight intervals; four over less than three powers of e."""
-        return cls(low, high, 4 if math.log(high / low) <= 3 else 8)
+    def of(cls, low: float, high: float, orders: Orders = ORDERS) -> Grid:
+        """Four, six or eight intervals, by how many powers of e lie between.
+
+        Example:
+            >>> [Grid.of(math.exp(-length), 1.0).order for length in (1.9, 2.1, 4.9, 5.1)]
+            [4, 6, 6, 8]
+        """
+        length = math.log(high / low)
+        return cls(low, high, next(order for most, order in orders if length <= most))
 
     @property
     def finer(self) -> Grid:

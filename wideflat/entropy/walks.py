@@ -34,7 +34,7 @@ from wideflat.entropy.descents import MOST as MOST_DESCENTS
 from wideflat.entropy.gaussian_hmc import Chain, Energy, Plan, Trace, advance, in_float64, normal, start
 from wideflat.entropy.integration import bracket, integrate
 from wideflat.entropy.second_opinion import MOST_ASKED, Opinion, more_points, outlying, worth_asking
-from wideflat.entropy.temperatures import Grid, Prior
+from wideflat.entropy.temperatures import FORMER_ORDERS, ORDERS, Grid, Orders, Prior
 from wideflat.entropy.volume import Integration
 from wideflat.kernels.float64 import fetched
 from wideflat.kernels.float64 import number as number_of
@@ -123,6 +123,7 @@ class Walk:
         self.values: list[float] = []
         self.finished: dict[str, tuple[Trace, ...]] = {}
         self.descents: dict[str, tuple[float, int]] = {}  # U at the end of each, and its gradients
+        self.orders: Orders = ORDERS
         self.running: tuple[str, Chain] | None = None
         self._pending: tuple[str, dict[str, Any]] | None = None
         self.forecast: Callable[[Grid | None], None] = lambda grid: None
@@ -136,6 +137,7 @@ class Walk:
             "values": list(self.values),
             "finished": {name: [trace.saved() for trace in traces] for name, traces in self.finished.items()},
             "descents": dict(self.descents),
+            "orders": [list(pair) for pair in self.orders],
             "running": None if running is None else list(running),
         }
 
@@ -144,6 +146,7 @@ class Walk:
         self.values = [float(value) for value in record["values"]]
         self.finished = {name: tuple(Trace(**trace) for trace in traces) for name, traces in record["finished"].items()}
         self.descents = {name: (float(u), int(used)) for name, (u, used) in record.get("descents", {}).items()}
+        self.orders = tuple((float(most), int(order)) for most, order in record.get("orders", FORMER_ORDERS))
         self._pending = None if record["running"] is None else tuple(record["running"])
 
     # ---- the way
@@ -161,7 +164,7 @@ class Walk:
             prior = Prior.of(np.array(self.values[: max(MOST_ASKED, self.effort.points)]), self.beta)
         if prior.low == self.beta:
             return self._points_alone(prior)
-        grid = Grid.of(prior.low, self.beta)
+        grid = Grid.of(prior.low, self.beta, self.orders)
         self.forecast(grid)
         sides = self._both_sides(grid)
         found = self._integrate(prior, grid, sides)
