@@ -117,3 +117,86 @@ def test_the_drawing_is_that_of_the_table():
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert tool.DRAWING.read_text() == tool.drawing(tool.PAGE.read_text()), "run python tools/draw_house.py"
+
+
+#: Modules that are tested beside others, and where: the oracle of a room, a family under one test, a part of a command.
+TESTED_ELSEWHERE = {
+    "algorithms/test_twins.py": "algorithm easgd esgd lookahead parle rsgd rsgdxy sam sgd",
+    "baselines/test_sam_family.py": "asam closures friendly_sam gsam look_sam",
+    "baselines/test_family.py": "diloco snoo streaming_diloco",
+    "cards/test_comparison.py": "pooling",
+    "cards/test_measuring.py": "measures subject",
+    "cards/test_page.py": "heat_map summary",
+    "checks/test_checks.py": "calls family options parameters",
+    "commands/test_findings.py": "report",
+    "commands/test_run_groups.py": "energy_groups",
+    "test_bad_input.py": "commands/local_entropy",
+    "committee/test_training.py": "reference",
+    "data/test_catalogue.py": "folders",
+    "energy/test_alignment.py": "hidden_units",
+    "energy/test_eigenvalues.py": "lanczos",
+    "energy/test_measure.py": "block_energy ranks",
+    "energy/test_probe.py": "agreement",
+    "energy/test_worst_case.py": "opening",
+    "entropy/test_belief_propagation.py": "fixed_point",
+    "entropy/test_free_entropy.py": "chain_errors fixed_data integration network_energy",
+    "entropy/test_measure.py": "curve",
+    "entropy/test_volumes.py": "volume",
+    "entropy/test_walks.py": "gaussian_hmc temperatures",
+    "experiments/test_committee_figure.py": "committee_charts fig1 fig6",
+    "experiments/test_demo.py": "commands/demo",
+    "experiments/test_fig7.py": "networks options",
+    "experiments/pgdl/test_pgdl.py": "keras",
+    "focusing/test_schedule.py": "automatic",
+    "distributed/test_mesh.py": "group",
+    "distributed/test_sharded.py": "kernels/shards",
+    "clients/test_trainer.py": "integrations/huggingface",
+    "clients/test_lightning.py": "integrations/lightning",
+    "models/test_models.py": "arguments densenet efficientnet resnet small_conv_net vgg",
+    "presets/test_program.py": "networks",
+    "presets/test_settings.py": "resolution",
+    "report/test_page_in_browser.py": "page",
+    "test_entropic.py": "cycles",
+    "training/test_runs.py": "configurations environment",
+    "training/test_matrix.py": "company learner options precision",
+    "training/test_training.py": "clock scores",
+}
+#: Tests of a room as a whole, of how its parts work together, or of what no module is.
+OF_A_ROOM = {
+    "algorithms/test_twins.py", "baselines/test_diloco_on_ranks.py", "baselines/test_family.py",
+    "baselines/test_sam_family.py", "baselines/test_sam_on_ranks.py", "checks/test_checks.py",
+    "distributed/test_sharded.py", "energy/test_no_surprises.py", "energy/test_zoo.py", "entropy/test_gates.py",
+    "experiments/pgdl/test_pgdl.py", "kernels/test_sanitizers.py", "models/test_models.py",
+    "report/test_page_in_browser.py", "training/test_divergence.py", "training/test_earlier_versions.py",
+    "training/test_faults.py", "training/test_matrix.py", "training/test_no_code_in_files.py",
+    "training/test_resume.py", "training/test_starts.py",
+}  # fmt: skip
+TESTS = ROOT / "tests"
+ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+
+
+def mirror(path):
+    """Where the tests of a module are looked for first."""
+    return TESTS / path.relative_to(PACKAGE).with_name(f"test_{path.stem}.py")
+
+
+def elsewhere():
+    """The modules that have no tests of their own, and the file that tests each."""
+    for test, names in TESTED_ELSEWHERE.items():
+        for name in names.split():
+            beside = PACKAGE / Path(test).parent / f"{name}.py"
+            yield beside if beside.exists() else PACKAGE / f"{name}.py", TESTS / test
+
+
+def test_every_module_is_tested_at_its_own_path_or_where_the_list_says():
+    missing = {path for path in FILES if path.stem not in DOORS and not mirror(path).exists()}
+    listed = dict(elsewhere())
+    assert set(listed) == missing, f"give it tests at its path, or say where they are: {set(listed) ^ missing}"
+    assert all(test.exists() for test in listed.values())
+
+
+def test_every_test_in_a_room_is_that_of_a_module_or_of_the_room():
+    mirrors = {mirror(path) for path in FILES}
+    in_rooms = {path for room in ROOMS for path in (TESTS / room).rglob("test_*.py")}
+    others = {str(path.relative_to(TESTS)) for path in in_rooms - mirrors}
+    assert others == OF_A_ROOM, f"name it after its module, or say that it is of the room: {others ^ OF_A_ROOM}"

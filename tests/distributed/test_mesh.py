@@ -50,6 +50,13 @@ def make_coupling(replicas, optimizer, kind, **where):
     return wideflat.ReplicaCoupling(replicas, period=period, gamma=0.3, mode=mode, optimizer=optimizer, **where)
 
 
+def move(kind, optimizer, coupling, focusing):
+    """What follows the gradients: Parle couples after the step of its optimizers, the others before it."""
+    for act in (optimizer.step, coupling.couple) if kind == "parle" else (coupling.couple, optimizer.step):
+        act()
+    focusing.step()
+
+
 def flat(model):
     """All parameters in one vector, whole also where they are sharded."""
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
@@ -71,13 +78,7 @@ def train_twin(y, kind, batch_norm=True):
         for a, model in enumerate(replicas):
             x, target = make_batch(a, t)
             F.cross_entropy(model(x), target).backward()
-        if kind == "parle":
-            optimizer.step()
-            coupling.couple()
-        else:
-            coupling.couple()
-            optimizer.step()
-        focusing.step()
+        move(kind, optimizer, coupling, focusing)
         steps.append([flat(model).numpy() for model in replicas])
     center = replicas.barycenter()
     buffers = [b.double().numpy() for b in center.buffers()]
@@ -105,13 +106,7 @@ def train_rank(kinds):
             optimizer.zero_grad()
             x, target = make_batch(a, t)
             F.cross_entropy(model(x), target).backward()
-            if kind == "parle":
-                optimizer.step()
-                coupling.couple()
-            else:
-                coupling.couple()
-                optimizer.step()
-            focusing.step()
+            move(kind, optimizer, coupling, focusing)
             steps.append(flat(model))
         before = flat(model)
         with coupling.at_barycenter():

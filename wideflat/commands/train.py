@@ -21,6 +21,7 @@ from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
 from wideflat.committee.settings import Setting
 from wideflat.data.own import is_own, load_own
+from wideflat.environment import choose_device
 from wideflat.experiments.options import Device, Ints, MaybeFloat, MaybeFloats, MaybeInt, MaybePath, MaybeText, Pairs
 from wideflat.interruption import Interrupted
 from wideflat.presets import PRESETS, Preset, nearest, preset
@@ -239,7 +240,7 @@ class Command:
             images = data_sets.load(cell.dataset, self.data, allow_altered=self.allow_altered)
         if images.altered:
             self._say(f"{len(images.altered)} files of {images.name} are not the published ones (--allow-altered)")
-        device = _device(self.device)
+        device = choose_device(self.device)
         try:
             with self._company(cell, device) as company:
                 run = train_in(
@@ -406,14 +407,6 @@ class Command:
             print(f"  paper: {whole.paper_error:.1f}{spread} %" + ("" if same else " (with the preset's own settings)"))
         build = f" --build {self.build}" if self.build else ""
         print(f"  next: wideflat local-energy {shlex.quote(str(path))}{build}")
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def _short(value: Any) -> str:
