@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from wideflat import Spectrum, layer_spectra, spectrum
+from wideflat.energy.eigenvalues import FEW
 from wideflat.energy.lanczos import Krylov
 
 
@@ -106,11 +107,13 @@ def test_the_intervals_of_the_density_cover():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("probes", [2, 4, 16])
 def test_the_intervals_of_the_density_cover_over_many_repetitions(probes):
     covered, spread = coverage(2000, probes)
-    print(probes, covered.round(3), round(spread, 3))
-    assert ((covered > 0.92) & (covered < 0.99)).all() and spread == pytest.approx(1, abs=0.06)
+    print(probes, covered.round(4), round(spread, 3))
+    meant = 1 - 0.05 * probes / (probes + FEW)  # few probes do not know their own spread
+    assert (np.abs(covered - meant) < 0.015).all() and spread == pytest.approx(1, abs=0.06)
 
 
 def test_a_vector_whose_space_is_used_up_ends():

@@ -108,7 +108,7 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
             name or "(the network itself)",
             profile.conventions["perturbed"],
             growth(float(profile.mean[0]), float(profile.stderr[0]), metric),
-            "█" * max(0, round(12 * float(profile.mean[0]) / height)) or "·",
+            _bar(float(profile.mean[0]), float(profile.stderr[0]), height),
         ]
         for name, profile in zip(names, found.values(), strict=True)
     ]
@@ -116,8 +116,18 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
         ["layer", "weights", f"growth of the {metric}", "share"],
         rows,
         f"relative noise of sigma = {sigma:g} on one layer alone, in the order of the network"
-        + (f"; all names are within {shared}" if shared else ""),
+        + (f"; all names are within {shared}" if shared else "")
+        + ("; a pale bar is within two standard errors of 0" if any("░" in str(row[-1]) for row in rows) else ""),
     )
+
+
+def _bar(value: float, stderr: float, height: float) -> str:
+    """A bar as long as a value, pale where the value may as well be 0.
+
+    >>> _bar(6.0, 1.0, 12.0), _bar(6.0, 4.0, 12.0), _bar(-1.0, 1.0, 12.0)
+    ('██████', '░░░░░░', '·')
+    """
+    return ("█" if value > 2 * stderr else "░") * max(0, round(12 * value / height)) or "·"
 
 
 def without_shared(names: list[str]) -> tuple[list[str], str]:
