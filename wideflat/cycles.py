@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from wideflat.captured import Captured
 from wideflat.checks import function
 from wideflat.checks.family import check_cycle
+from wideflat.checks.records import of_shape
 from wideflat.checks.trainers import watch_trainer
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
 from wideflat.kernels.noise import GaussianNoise
@@ -83,6 +84,10 @@ class Cycles(Captured):
     def _check_settings(self) -> None:
         for settings in self._settings():
             check_cycle(settings)
+        for p, state in self.state.items():
+            for name in ("center", "mean"):
+                if name in state and not is_sharded(p):
+                    of_shape(name, state[name], p)
 
     def _advance(self) -> None:
         """A step with the gradients that are there."""

@@ -38,6 +38,7 @@ __all__ = [
     "must_not_swell",
     "names_in_npz",
     "naming",
+    "on_disk",
     "read_json",
     "read_npz",
     "read_whole",
@@ -230,6 +231,22 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if str(path) in str(error):
             raise
         raise ValueError(f"{path}: {error}") from error
+
+
+@contextlib.contextmanager
+def on_disk(path: Path, consequence: str = "") -> Iterator[None]:
+    """Say plainly when a disk is full or may not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            tail = f"; {consequence}" if consequence else ""
+            raise OSError(
+                error.errno,
+                f"no space left on the disk of {path}{tail}. Free some space and start the same command again: it goes "
+                "on from there",
+            ) from error
+        raise
 
 
 def must_be_regular(path: str | os.PathLike[str], verb: str = "read") -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from wideflat.checks import flag
 from wideflat.notebook import NotebookBar
 
 __all__ = ["Progress"]
@@ -54,7 +55,7 @@ class Progress:
         self.description = description
         self.total = total
         self.completed = self.before = before
-        self.enabled = enabled and not Progress.silent
+        self.enabled = flag("progress", enabled) and not Progress.silent
         self._figures: dict[str, object] = {}
         self._start = self._last_line = time.monotonic()
         self._last_completed = before

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from wideflat.checks import LARGEST, function, number
 from wideflat.checks.options import bounded
+from wideflat.checks.records import of_shape
 from wideflat.kernels.shards import local, local_gradient
 
 __all__ = ["TensorFlowRMSprop"]
@@ -72,10 +73,8 @@ class TensorFlowRMSprop(Optimizer):
     ) -> None:
         if isinstance(lr, Tensor) and not lr.is_nested and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, got one of shape {tuple(lr.shape)}")
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
-            number(name, value, 0, LARGEST)
-        number("alpha", alpha, 0, 1)
         defaults = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        self._check(defaults)
         super().__init__(bounded(params), {**defaults, "maximize": maximize})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,8 +96,20 @@ class TensorFlowRMSprop(Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                self._step_of(group, params)
+                try:
+                    self._step_of(group, params)
+                except Exception:
+                    self._check(group, params)  # what was changed since to what it cannot be is said so
+                    raise
         return loss
+
+    def _check(self, group: dict[str, Any], params: Iterable[Tensor] = ()) -> None:
+        for name in ("lr", "eps", "weight_decay", "momentum"):
+            number(name, group[name], 0, LARGEST)
+        number("alpha", group["alpha"], 0, 1)
+        for p in params:
+            for name, kept in self.state[p].items():
+                of_shape(name, kept, p)
 
     def _step_of(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, alpha, momentum = float(group["lr"]), group["alpha"], group["momentum"]

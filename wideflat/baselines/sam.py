@@ -411,7 +411,7 @@ class SAM(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for any optimizer."""
         with reading("state of an optimizer"):
-            super().load_state_dict(check_state_dict(state_dict))
+            super().load_state_dict(check_state_dict(state_dict, self.defaults))
         if self._remembered is not None:
             name = self._remembered
             self._memory.clear()

@@ -122,8 +122,16 @@ def parts_of(what: str, content: Any, arrays: Iterable[str] = (), kind: str | No
         return {**parts, **{name: array(name, parts[name]) for name in arrays}}
 
 
-def check_state_dict(value: Any) -> dict[str, Any]:
+#: Settings that torch's optimizers have had from the beginning.
+_OLD = frozenset({"lr", "momentum", "betas", "eps", "weight_decay"})
+
+
+def check_state_dict(value: Any, defaults: Iterable[str] = ()) -> dict[str, Any]:
     """Refuse what no optimizer has given as its state: to be asked before it is taken apart.
+
+    Args:
+        value: The state.
+        defaults: Names of an optimizer's settings; those that every version of it had must be in each group.
 
     >>> check_state_dict({"state": {}})
     Traceback (most recent call last):
@@ -142,6 +150,10 @@ def check_state_dict(value: Any) -> dict[str, Any]:
         isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups
     ):
         raise TypeError(f"{wanted}; param_groups must be dictionaries with a list of params, got {shown(groups)}")
+    needed = _OLD.intersection(defaults)
+    for group in groups:
+        if absent := sorted(needed.difference(group)):
+            raise ValueError(f"a param group has no {' and no '.join(absent)}: the state is that of another optimizer")
     return value
 
 

@@ -94,10 +94,10 @@ class Patterns:
         with atomic_write(path, "wb") as file:
             np.savez_compressed(
                 file,
-                inputs=self.inputs.numpy(),
-                targets=self.targets.numpy(),
-                test_inputs=self.test_inputs.numpy(),
-                test_targets=self.test_targets.numpy(),
+                inputs=self.inputs.detach().cpu().numpy(),
+                targets=self.targets.detach().cpu().numpy(),
+                test_inputs=self.test_inputs.detach().cpu().numpy(),
+                test_targets=self.test_targets.detach().cpu().numpy(),
             )
 
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat.checks import flag
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.block_energy import BlockEnergy, Pending
 from wideflat.energy.blocks import Block
@@ -167,7 +168,7 @@ def local_energy(
 def _measured(plan: Plan, progress: bool) -> LocalEnergy:
     loop = _Loop(plan)
     shown = f"local energy ({plan.request.noise})"
-    with Progress(shown, loop.total(), enabled=progress and rank() == 0) as bar:
+    with Progress(shown, loop.total(), enabled=flag("progress", progress) and rank() == 0) as bar:
         try:
             loop.run(bar)
         except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from wideflat import algorithms
-from wideflat.checks import number, shown, whole
+from wideflat.checks import instance, number, shown, whole
 from wideflat.checks.doors import asks
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
@@ -195,6 +195,13 @@ class Preset:
         for field in ("momentum", "alpha"):
             if number(field, getattr(self, field), 0, 1) == 1:
                 raise ValueError(f"{field} must be in [0, 1), got 1")
+        for field in ("paper_error", "paper_spread", "paper_gamma1"):
+            if getattr(self, field) is not None:
+                number(field, getattr(self, field))
+        for field in ("model_arguments", "period_changes", "notes", "coded"):
+            pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
+            if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+                raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
         for change in self.period_changes:
             whole(f"the period from epoch {change[0]} on", change[1], 1)
         if not isinstance(self.schedule, Schedule):

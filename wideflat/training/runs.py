@@ -26,7 +26,6 @@ What makes an interrupted run equal to an undisturbed one:
 from __future__ import annotations
 
 import contextlib
-import errno
 import inspect
 import json
 import os
@@ -44,7 +43,7 @@ from wideflat.centered import warn_off_center
 from wideflat.checks import shown, whole
 from wideflat.checks.doors import asks
 from wideflat.environment import environment, now
-from wideflat.files import atomic_write, hold, missing, naming, read_whole
+from wideflat.files import atomic_write, hold, missing, naming, on_disk, read_whole
 from wideflat.presets import Preset
 from wideflat.training.configurations import as_read, differences
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
@@ -125,7 +124,7 @@ class Run:
         if path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
             raise ValueError(f"{path} exists and is not a run of wideflat (no config.json): give another --out")
         config = {"format": FORMAT, **as_read(config)}
-        with _disk(path):
+        with on_disk(path):
             path.mkdir(parents=True, exist_ok=True)
             with atomic_write(path / "config.json") as file:
                 json.dump(config, file, indent=1)
@@ -187,12 +186,12 @@ class Run:
         Raises:
             RunInUse: If another process holds it; the message says which, where and since when.
         """
-        with _disk(self.path):
+        with on_disk(self.path):
             file = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 # open as long as the lock is held
         with file:
             if not hold(file):
                 raise RunInUse(f"{self.path} is in use by {self._holder()}. Wait for it, or give another --out.")
-            with _disk(self.path):
+            with on_disk(self.path):
                 file.truncate(0)
                 json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": now()}, file)
                 file.flush()
@@ -221,7 +220,7 @@ class Run:
     def append(self, table: str, row: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl`` or ``timing.jsonl`` (or to ``environment.jsonl``)."""
         self._must_hold()
-        with _disk(self.path):
+        with on_disk(self.path):
             append_row(self._table(table), row)
 
     @asks
@@ -311,7 +310,7 @@ class Run:
 
     def _disk_with_last_state(self) -> contextlib.AbstractContextManager[None]:
         states = self._states()
-        return _disk(self.path, f"the last good state is {states[0]}" if states else "no state was saved before")
+        return on_disk(self.path, f"the last good state is {states[0]}" if states else "no state was saved before")
 
     # ---- what came out
 
@@ -442,19 +441,3 @@ class Run:
 def _is_foreign(path: Path) -> bool:
     """Whether a file is more than what a run that was killed at its very start leaves behind."""
     return path.name != "lock" and not (path.name.startswith(".") and path.name.endswith(".part"))
-
-
-@contextlib.contextmanager
-def _disk(path: Path, consequence: str = "") -> Iterator[None]:
-    """Say plainly when a disk is full or may not be written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            tail = f"; {consequence}" if consequence else ""
-            raise OSError(
-                error.errno,
-                f"no space left on the disk of {path}{tail}. Free some space and start the same command again: it goes "
-                "on from there",
-            ) from error
-        raise

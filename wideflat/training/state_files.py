@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wideflat.checks.records import in_json
 from wideflat.files import DamagedState, atomic_write, read_whole
 
 __all__ = ["DamagedState", "load_state", "read_about", "remove_state", "save_state"]
@@ -49,6 +50,7 @@ def save_state(path: str | os.PathLike[str], state: Any, about: dict[str, Any] |
     data = save(tensors)
     with atomic_write(blob, "wb") as file:
         file.write(data)
+    about = None if about is None else json.loads(in_json("about", about))
     content = {"format": FORMAT, "about": about, "tensors_sha256": hashlib.sha256(data).hexdigest(), "state": tree}
     with atomic_write(table) as file:
         json.dump({**content, "sha256": _digest(content)}, file, indent=1)
