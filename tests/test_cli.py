@@ -57,6 +57,27 @@ def test_unknown_command_suggests_the_nearest(capsys):
     assert "Did you mean 'train'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["train", "cifar10-smallconvnet", "--algorithm", "esdg"], "esgd"),
+        (["reproduce", "fgi1"], "fig1"),
+        (["data", "verfy"], "verify"),
+        (["train", "committee-sgd-fast", "--set", "droput=0.3"], "dropout"),
+        (["train", "cifar10-smallconvnet", "--lrr", "1"], "--lr"),
+    ],
+)
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_word_that_is_none_of_those_possible_suggests_the_nearest(arguments, word, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    try:
+        code = cli.main(arguments)
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr().err
+    assert code == cli.USAGE and "you mean" in said and word in said.rsplit("you mean", 1)[1]
+
+
 def test_help_shows_the_examples(command, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["probe", "--help"])

@@ -15,7 +15,14 @@ from typing import Any
 
 import wideflat
 from wideflat.commands import UsageError
-from wideflat.commands.help_text import as_wide_as_the_screen, fitted, joined, screen_width, without_colours_if_asked
+from wideflat.commands.help_text import (
+    as_wide_as_the_screen,
+    fitted,
+    joined,
+    screen_width,
+    with_the_nearest_word,
+    without_colours_if_asked,
+)
 from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
@@ -83,7 +90,7 @@ def _run(arguments: list[str], verbose: bool) -> int:
         # The docstring is given as it stands: by itself tyro leaves its examples out.
         about = joined(f"{inspect.getdoc(kind)}\n\n{SHARED}")
         wanted = any(flag in arguments for flag in ("-h", "--help"))
-        with without_colours_if_asked(), as_wide_as_the_screen(wanted):
+        with without_colours_if_asked(), as_wide_as_the_screen(wanted), with_the_nearest_word():
             command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
         with warnings.catch_warnings():
             if not verbose:

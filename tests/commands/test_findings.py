@@ -79,7 +79,12 @@ def test_the_page_holds_all_of_it(results, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nowhere", "does not exist"), ("empty", "nothing to report"), ("damaged", "nothing to report")],
+    [
+        ("nowhere", "nowhere. Give run directories"),
+        ("emty", "empty? Give run directories"),
+        ("empty", "nothing to report"),
+        ("damaged", "nothing to report"),
+    ],
 )
 def test_wrong_paths_are_explained(tmp_path, capsys, name, message):
     (tmp_path / "empty").mkdir()

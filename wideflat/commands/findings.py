@@ -20,7 +20,7 @@ from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Comparison, Experiment
 from wideflat.experiments.statistics import Shown, mean_and_spread, number, share
 from wideflat.experiments.table import Table
-from wideflat.files import names_in_npz, read_json
+from wideflat.files import missing, names_in_npz, read_json
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
@@ -66,7 +66,9 @@ def collect(paths: Sequence[Path]) -> Findings:
     found = Findings()
     for path in paths:
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist: give run directories, results or folders of them")
+            text = missing(path)
+            end = "" if text.endswith("?") else "."
+            raise FileNotFoundError(f"{text}{end} Give run directories, results or folders of them")
         _collect(path, path if path.is_dir() else path.parent, found)
     if not found:
         more = "".join(f"\n  {name}: {reason}" for name, reason in found.unread.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import re
@@ -12,7 +13,15 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["as_wide_as_the_screen", "fitted", "joined", "screen_width", "without_colours_if_asked"]
+__all__ = [
+    "as_wide_as_the_screen",
+    "fitted",
+    "joined",
+    "nearest_word",
+    "screen_width",
+    "with_the_nearest_word",
+    "without_colours_if_asked",
+]
 
 _WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,7 +38,7 @@ def as_wide_as_the_screen(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    page = _Page()
+    page = _Page(sys.stdout)
     try:
         with contextlib.redirect_stdout(page):
             yield
@@ -37,12 +46,43 @@ def as_wide_as_the_screen(wanted: bool) -> Iterator[None]:
         print(fitted(page.getvalue(), screen_width()), end="")
 
 
+@contextlib.contextmanager
+def with_the_nearest_word() -> Iterator[None]:
+    """After what tyro says of a word that is none of those possible comes the one that may be meant."""
+    page = _Page(sys.stderr)
+    try:
+        with contextlib.redirect_stderr(page):
+            yield
+    finally:
+        print(page.getvalue(), end="", file=sys.stderr)
+        if word := nearest_word(page.getvalue()):
+            print(f"Did you mean {word!r}?", file=sys.stderr)
+
+
+def nearest_word(complaint: str) -> str:
+    """The nearest of the words that are possible, of those that tyro lists in its box; nothing if none is near.
+
+    Example:
+        >>> nearest_word("| invalid choice 'esdg' for argument '--algorithm'. Expected one of ('sgd', 'esgd'). |")
+        'esgd'
+    """
+    text = " ".join(re.sub(r"[│─╭╮╰╯|]", " ", _COLOURS.sub("", complaint)).split())
+    for pattern in (
+        r"invalid choice '(?P<word>[^']*)' .*Expected one of \((?P<possible>[^)]*)\)",
+        r"Unrecognized options: (?P<word>\S+) .*Available subcommands: (?P<possible>.*?) For full",
+    ):
+        if found := re.search(pattern, text):
+            near = difflib.get_close_matches(found["word"], re.findall(r"[\w-]+", found["possible"]), n=1)
+            return near[0] if near else ""
+    return ""
+
+
 class _Page(io.StringIO):
     """What looks to tyro like the real output: colours and boxes hang on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Any) -> None:
         super().__init__()
-        self._screen = sys.stdout
+        self._screen = screen
 
     def isatty(self) -> bool:
         return self._screen.isatty()

@@ -11,6 +11,7 @@ Conventions where the paper is silent or cannot be meant literally:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -206,8 +207,11 @@ def changes_from(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or name not in kinds or name in ("algorithm", "note", "typical_epochs"):
-            names = ", ".join(n for n in kinds if n not in ("algorithm", "note", "typical_epochs"))
-            raise ValueError(f"a change of a setting is NAME=VALUE with one of the names {names}; got {text!r}")
+            names = [n for n in kinds if n not in ("algorithm", "note", "typical_epochs")]
+            hint = "".join(f"; did you mean {near!r}?" for near in difflib.get_close_matches(name, names, n=1))
+            raise ValueError(
+                f"a change of a setting is NAME=VALUE with one of the names {', '.join(names)}; got {text!r}{hint}"
+            )
         try:
             if kinds[name] == "bool":
                 changes[name] = {"true": True, "false": False}[value.lower()]
