@@ -169,3 +169,41 @@ def test_computed_first_layers_with_noise_of_each_example():
     theirs = local_energy(model, (x, y), [0.1, 0.5, 2.0], noise="batch", **options)
     assert (np.abs(ours.mean - theirs.mean) < 4 * np.hypot(ours.stderr, theirs.stderr)).all()
     assert F.linear(x, layer.weight, layer.bias).shape == (24, 8)
+
+
+def test_examples_that_influence_each_other_from_some_number_on_are_noticed():
+    """Several passes over blocks of 6 are evaluated at once: 6 examples are independent here, 12 are not."""
+
+    class Crowded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            h = self.a(x).tanh()
+            return self.b(h if len(x) <= 8 else h - 3 * h.mean(0))
+
+    torch.manual_seed(0)
+    model, (x, y) = Crowded(), data(6)
+    with pytest.raises(Unforeseen, match="alone"):
+        local_energy(model, (x, y), [0.4], noise="example", metric=deviation, batch_size=6, progress=False)
+    options = {"metric": deviation, "batch_size": 6, "max_passes": 200, "progress": False}
+    found, plain = (local_energy(model, (x, y), [0.4], noise=noise, **options) for noise in ("auto", "batch"))
+    assert found.conventions["noise"] == "batch"
+    assert abs(found.mean[0] - plain.mean[0]) <= 4 * np.hypot(found.stderr[0], plain.stderr[0])
+
+
+def test_the_version_of_a_weight_is_another_at_every_point_and_the_old_one_at_the_end():
+    seen = []
+
+    class Asking(nn.Linear):
+        def forward(self, x):
+            seen.append(self.weight._version)
+            return super().forward(x)
+
+    model, (x, y) = Asking(6, 3), data(6)
+    before = model.weight._version
+    pending = model(x).square().sum()
+    local_energy(model, (x, y), [0.2, 0.4], noise="pass", max_passes=3, metric=deviation, batch_size=24, progress=False)
+    assert len(set(seen[-6:])) == 6 and model.weight._version == before
+    pending.backward()  # a graph from before can still be differentiated

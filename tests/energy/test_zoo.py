@@ -32,11 +32,11 @@ def naive(model, x, targets, repetitions=128):
             for sigma in SIGMAS:
                 for (p, data, w), noise in zip(saved, z, strict=True):
                     p.data = data
-                    data.copy_(w + sigma * noise * w)
+                    p.copy_(w + sigma * noise * w)  # not data: its version tells networks that keep something of it
                 row.append(float(deviation(model(x.clone()), targets).mean() - before))
             for p, data, w in saved:
                 p.data = data
-                data.copy_(w)
+                p.copy_(w)
             found.append(row)
     table = np.array(found)
     return table.mean(0), table.std(0, ddof=1) / math.sqrt(repetitions)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -118,6 +118,8 @@ class BlockEnergy:
             )
         self.evaluation.module = self.evaluation.model
         plan = self.plan
+        # copies, as the self-check had: what a network keeps of a batch is not for another sigma
+        plan.behaviour = replace(plan.behaviour, writes=True)
         self.shared = SharedNoise(self.evaluation.model, plan.names, in_place=True, scales=plan.scales.factors)
         self.first_layer = None
         self.plan.notes.append("plain path: the fast one gave other outputs for the same noise")

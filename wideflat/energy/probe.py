@@ -62,7 +62,7 @@ def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
         return evaluation.outputs(part)
 
     copy = cloned(batch)
-    outputs, targets = run(copy)
+    outputs, targets = cloned(run(copy))  # the network may answer in the same memory again
     writes = not _same(copy, batch)
     per_example = evaluation.score(outputs, targets, block.size).dim() == 1
     shown = comparable(evaluation, (outputs, targets), block.size)

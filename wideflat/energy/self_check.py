@@ -2,12 +2,14 @@
 
 With noise shared by a batch both have the same z: the buffers, the first layer and the folded network on one side, on
 the other the network as it is, with w + sigma z * w written into its weights. With noise of each example, one example
-of a batch is evaluated again alone, with weights that give it the noise it had. Whatever the plan has not seen (a
-weight that is read behind its back, examples that are routed or mixed, a folded copy that differs) makes them differ.
+of a batch as large as those of the measurement is evaluated again alone, with weights that give it the noise it had.
+Whatever the plan has not seen (a weight that is read behind its back, examples that are routed, or mixed from some
+number of them on, a folded copy that differs, outputs that are kept from the sigma before) makes them differ.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,12 +20,15 @@ from wideflat.energy.agreement import SLACK, agree
 from wideflat.energy.block_energy import BlockEnergy, generator_of
 from wideflat.energy.blocks import chosen, cloned, seed_everything
 from wideflat.energy.probe import company, comparable, of_examples
+from wideflat.energy.versions import Versions
 from wideflat.seeds import derive_seed
 
 __all__ = ["fast_path_differs"]
 
 #: Examples that are evaluated for the check; all of a block where they influence each other.
 FEW = 8
+#: Examples at most among which those with noise of their own are.
+CROWD = 512
 
 
 def fast_path_differs(energy: BlockEnergy) -> bool:
@@ -45,24 +50,35 @@ def fast_path_differs(energy: BlockEnergy) -> bool:
 
 
 def _example_differs(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> bool:
-    """Whether the first or the last has other outputs than alone, with weights that give it the noise it had."""
+    """Whether two of a crowd have other outputs than alone, with weights that give them the noise they had."""
     assert energy.example is not None
+    copies, tiles = _crowd(energy, size)
+    crowd = copies * size
     energy.example.recording = True
     with energy:
-        fast = _fast(energy, batch, size, sigma)
+        fast = _fast(energy, chosen(batch, list(range(size)) * copies, size), crowd, sigma, tiles)
         shared = energy.shared.directions() if energy.shared is not None else {}
     energy.example.recording = False
-    # both before the weights, which they are made from, are written to
-    directions = {example: shared | energy.example.directions(example) for example in (0, size - 1)}
+    draw = random.Random(derive_seed(energy.plan.request.seed, "self-check", "examples"))
+    several = [k + size * draw.randrange(copies) for k in draw.sample(range(size), min(2, size))]
+    # all of them before the weights, which they are made from, are written to
+    directions = {example: shared | energy.example.directions(example) for example in several}
     with _InPlace(energy.evaluation.model, energy.plan.names) as weights:
         for example in directions:
-            alone = company(example, size)
+            alone = company(example % size, size)
             weights.write(directions[example], sigma)
             plain = _plain(energy, chosen(batch, alone, size), len(alone))
-            mine, theirs = of_examples(fast, size, alone, plain, len(alone))
+            mine, theirs = of_examples(fast, crowd, [example] * len(alone), plain, len(alone))
             if not mine or not agree(mine, theirs, scale=fast, slack=SLACK):
                 return True
     return False
+
+
+def _crowd(energy: BlockEnergy, size: int) -> tuple[int, int]:
+    """How often the few examples make a batch as large as those that will be measured, and how many of it are tiles."""
+    tiles = energy.tiles(energy.plan.passes)
+    copies = max(1, min((energy.plan.batch_size or size) * tiles, CROWD) // size)
+    return copies, copies if tiles > 1 else 1
 
 
 class _InPlace:
@@ -71,12 +87,14 @@ class _InPlace:
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
         parameters = dict(model.named_parameters())
         self._kept = [(name, parameters[name], parameters[name].data, parameters[name].data.clone()) for name in names]
+        self._versions = Versions(parameter for _, parameter, _, _ in self._kept)
 
     def write(self, directions: dict[str, Tensor], sigma: float) -> None:
         """Write w + sigma a z, where ``directions`` are a z by name."""
         for name, parameter, data, w in self._kept:
             _point(parameter, data)
             torch.add(w, directions[name], alpha=sigma, out=data)
+        self._versions.advance()
 
     def __enter__(self) -> _InPlace:
         return self
@@ -85,6 +103,7 @@ class _InPlace:
         for _name, parameter, data, w in self._kept:
             _point(parameter, data)
             data.copy_(w)
+        self._versions.restore()
 
 
 def _point(parameter: nn.Parameter, data: Tensor) -> None:
@@ -101,18 +120,17 @@ def _examples(energy: BlockEnergy) -> tuple[Any, int]:
     return chosen(batch, list(range(FEW)), size), FEW
 
 
-def _fast(energy: BlockEnergy, batch: Any, size: int, sigma: float) -> Any:
-    """Outputs by the fast path, with a z that is drawn for this: second ones, where these use what was kept."""
+def _fast(energy: BlockEnergy, batch: Any, size: int, sigma: float, tiles: int = 1) -> Any:
+    """Outputs by the fast path, with a z that is drawn for this: the second ones, which use what the first kept."""
     seed = derive_seed(energy.plan.request.seed, "self-check")
     generator = generator_of(energy.evaluation.device, seed)
-    energy.start(batch, size, generator)
+    energy.start(batch, size, generator, tiles=tiles)
     if energy.shared is not None and not energy.common:
         energy.shared.draw(generator)
-    keeps = energy.common and (energy.first_layer is not None or energy.example is not None)
-    for strength in (sigma / 2, sigma) if keeps else (sigma,):
+    for strength in (sigma / 2, sigma):
         seed_everything(seed)
         result = energy.outputs(batch, strength, [])
-    return comparable(energy.evaluation, result, size)
+    return cloned(comparable(energy.evaluation, result, size))  # the network may answer in the same memory again
 
 
 def _plain(energy: BlockEnergy, batch: Any, size: int) -> Any:

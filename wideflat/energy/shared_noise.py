@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from wideflat.energy.versions import Versions
 from wideflat.kernels.float64 import fetched
 from wideflat.kernels.noise import GaussianNoise
 
@@ -96,8 +97,10 @@ class SharedNoise:
             self._noisy.append(noisy)
         self.numel = sum(flat.numel() for flat in self._weights)
         self._row: tuple[tuple[float, ...], list[Tensor]] | None = None  # see move
+        self._versions: Versions | None = None  # inside of ``with``
 
     def __enter__(self) -> SharedNoise:
+        self._versions = Versions(parameter for parameter, _ in self._original)
         self._put()
         return self
 
@@ -106,6 +109,9 @@ class SharedNoise:
             self.apply(0.0)
         for parameter, data in self._original:
             parameter.data = data
+        if self._versions is not None:
+            self._versions.restore()
+            self._versions = None
 
     def _put(self) -> None:
         """Let the network see the buffer, also where it has pointed a parameter somewhere else meanwhile."""
@@ -115,6 +121,8 @@ class SharedNoise:
             target = data if self.in_place else noisy
             if parameter.data_ptr() != target.data_ptr():
                 parameter.data = target
+        if self._versions is not None:
+            self._versions.advance()
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw a new z. It takes effect at the next :meth:`apply`."""

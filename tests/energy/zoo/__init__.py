@@ -2,7 +2,7 @@
 
 import torch
 
-from zoo import examples, layers, parameters, strange, unusual, wrapped
+from zoo import examples, kept, layers, parameters, strange, unusual, wrapped
 
 KINDS = (
     layers.plain,
@@ -14,6 +14,7 @@ KINDS = (
     wrapped.wrapped,
     unusual.unusual,
     strange.strange,
+    kept.kept,
 )
 
 
@@ -55,4 +56,17 @@ REFUSED = {
     "a cache that outlives the call": _EXAMPLE,
     "lengths by the place in the batch": _EXAMPLE,
     "rolled by a hook": _EXAMPLE,
+    "kept by its input": _EXAMPLE,
+    "answers in memory of its own, view of a weight": _EXAMPLE,
+    "values sorted over the batch": _EXAMPLE,
+    "largest of the batch": _EXAMPLE,
+    "whitened by the batch": _EXAMPLE,
+    "sinkhorn": _EXAMPLE,
+    "until all have converged": _EXAMPLE,
+    "attention over the batch by mistake": _EXAMPLE,
+    "convolution along the batch": _EXAMPLE,
+    "reversed, one layer twice": _EXAMPLE,
+    "reversed but for the ends, one layer twice": _EXAMPLE,
+    "out of sight of torch functions": _EXAMPLE,
+    "trains itself in the call": _EXAMPLE,
 }
