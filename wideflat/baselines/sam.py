@@ -187,8 +187,6 @@ class SAM(Optimizer):
         """The steps that were taken, counted where something is remembered of them."""
         return whole("sam_steps", self.param_groups[0].get("sam_steps", 0))
 
-    # ---------------------------------------------------------------------------------------------------------- a step
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step.
@@ -228,7 +226,7 @@ class SAM(Optimizer):
     def _refuse_to_step_blindly(self) -> None:
         if self._work.first is not None:
             raise RuntimeError("step() was called after perturb(), while the model holds w + e; call restore() first")
-        if not self._work.restored and any(float(group["lr"]) for group in self.param_groups):
+        if not self._work.restored and any(number("lr", group["lr"]) for group in self.param_groups):
             raise ValueError(
                 "SAM takes two gradients a step: call opt.step(closure), where closure clears the gradients,"
                 " evaluates the loss, calls backward and returns the loss; or opt.perturb() and opt.restore()"

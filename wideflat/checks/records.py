@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from wideflat.checks import MOST, number, shown
+from wideflat.checks import MOST, instance, number, shown
 
 __all__ = [
     "array",
     "check_state_dict",
+    "copiable",
     "dense",
     "fitting",
     "in_json",
@@ -157,6 +159,23 @@ def check_state_dict(value: Any, defaults: Iterable[str] = ()) -> dict[str, Any]
     return value
 
 
+def copiable(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state whose settings can be copied, as torch does before anybody looks at them.
+
+    >>> copiable({"param_groups": [{"lr": (x for x in [])}]})
+    Traceback (most recent call last):
+    ...
+    TypeError: the settings of a param group must be plain values, got {'lr': ... (a dict)
+    """
+    groups = instance("state_dict", state_dict, dict, "a dictionary, as state_dict() gave it").get("param_groups")
+    for group in groups if isinstance(groups, (list, tuple)) else []:
+        try:
+            copy.deepcopy(group)
+        except Exception:  # of whatever stands there
+            raise TypeError(f"the settings of a param group must be plain values, got {shown(group)}") from None
+    return state_dict
+
+
 def dense(name: str, value: Any) -> Tensor:
     """A tensor whose numbers can be copied.
 
@@ -217,7 +236,8 @@ def of_shape(name: str, value: Any, p: Tensor) -> Tensor:
     ...
     ValueError: sharpness must have the shape (2,) of its parameter, got 3; the state is that of another network
     """
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.shape != p.shape:
+    plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+    if not plain or value.shape != p.shape:
         raise ValueError(
             f"{name} must have the shape {tuple(p.shape)} of its parameter, got {shown(value)}; the state is that of "
             "another network"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from wideflat import algorithms
-from wideflat.checks import instance, number, shown, whole
+from wideflat.checks import instance, number, numbers_of, shown, whole
 from wideflat.checks.doors import asks
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
@@ -231,7 +231,7 @@ class Preset:
         for field in ("pixel_mean", "pixel_std"):
             value, facts = getattr(self, field), FACTS.get(self.dataset)
             channels = (1, 3) if facts is None else (facts.channels,)  # data of one's own are grey or in colour
-            if value is not None and (len(value) not in channels or not all(number > 0 for number in value)):
+            if value is not None and (len(found := numbers_of(field, value)) not in channels or min(found) <= 0):
                 count = " or ".join(map(str, channels))
                 raise ValueError(
                     f"{field} must have a number > 0 for each of the {count} channels of {self.dataset}, got {value}"
@@ -389,5 +389,6 @@ class Preset:
         if unknown := sorted(set(values) - known):
             raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
         values = {name: _tuples(value) for name, value in values.items()}
-        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in dict(values["schedule"]).items()})
+        schedule = instance("schedule", values.get("schedule"), dict, "a dictionary")
+        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in schedule.items()})
         return cls(**values, from_file=True)
