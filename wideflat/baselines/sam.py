@@ -151,8 +151,6 @@ class SAM(Optimizer):
         else:
             super().add_param_group(checked_group(param_group))
 
-    # ------------------------------------------------------------------------------------------------ what variants say
-
     def _needs_second(self) -> bool:
         """Does this step take a second gradient?"""
         return True
@@ -252,6 +250,8 @@ class SAM(Optimizer):
         for p in params:
             local_gradient(p)  # summed over ranks that hold summands of it
         gradients: list[Tensor] = [p.grad for p in params if p.grad is not None]
+        if any(g.shape != p.shape for g, p in zip(gradients, params, strict=True)):
+            raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
         if any(g.is_sparse for g in gradients):
             raise RuntimeError(
                 "SAM does not support sparse gradients, whose norm torch does not compute; "

@@ -148,8 +148,10 @@ def check_state_dict(value: Any, defaults: Iterable[str] = ()) -> dict[str, Any]
         isinstance(each, dict) and all(isinstance(name, str) for name in each) for each in state.values()
     ):
         raise TypeError(f"{wanted}; state must be a dictionary of dictionaries, got {shown(state)}")
-    if not isinstance(groups, (list, tuple)) or not all(
-        isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups
+    if (
+        not isinstance(groups, (list, tuple))
+        or not all(isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups)
+        or not all(isinstance(number, (int, str)) for group in groups for number in group["params"])
     ):
         raise TypeError(f"{wanted}; param_groups must be dictionaries with a list of params, got {shown(groups)}")
     needed = _OLD.intersection(defaults)
