@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.baselines.closures import call_for_gradients, call_idle
+from wideflat.baselines.closures import call_for_gradients, call_idle, refuse_gradients
 from wideflat.centered import step_quietly
 from wideflat.checks import LARGEST, flag, function, instance, maker, network, number, optimizer, whole
 from wideflat.checks.options import bounded, strength
@@ -250,13 +250,7 @@ class SAM(Optimizer):
         for p in params:
             local_gradient(p)  # summed over ranks that hold summands of it
         gradients: list[Tensor] = [p.grad for p in params if p.grad is not None]
-        if any(g.shape != p.shape for g, p in zip(gradients, params, strict=True)):
-            raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
-        if any(g.is_sparse for g in gradients):
-            raise RuntimeError(
-                "SAM does not support sparse gradients, whose norm torch does not compute; "
-                "use dense ones, for example Embedding(sparse=False)"
-            )
+        refuse_gradients(gradients, params)
         self._work.restored = False
         needed = self._needs_second()
         self._work.first = _First(params, [], gradients, None, [])

@@ -195,13 +195,7 @@ class Preset:
         for field in ("momentum", "alpha"):
             if number(field, getattr(self, field), 0, 1) == 1:
                 raise ValueError(f"{field} must be in [0, 1), got 1")
-        for field in ("paper_error", "paper_spread", "paper_gamma1"):
-            if getattr(self, field) is not None:
-                number(field, getattr(self, field))
-        for field in ("model_arguments", "period_changes", "notes", "coded"):
-            pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
-            if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-                raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
+        self._check_records()
         for change in self.period_changes:
             whole(f"the period from epoch {change[0]} on", change[1], 1)
         if not isinstance(self.schedule, Schedule):
@@ -210,6 +204,15 @@ class Preset:
             raise TypeError(f'model must be a name, or "module:function", got {shown(self.model)}')
         self._check_gamma()
         self._check_pixels()
+
+    def _check_records(self) -> None:
+        for field in ("paper_error", "paper_spread", "paper_gamma1"):
+            if getattr(self, field) is not None:
+                number(field, getattr(self, field))
+        for field in ("model_arguments", "period_changes", "notes", "coded"):
+            pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
+            if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+                raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
 
     def _check_gamma(self) -> None:
         for field in ("gamma0", "replica_gamma0"):
