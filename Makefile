@@ -34,6 +34,7 @@ fuzz: SEED := $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6)
 fuzz: $(FOR_TESTS)
 	$(BIN)/python tests/fuzz/test_arguments.py 5000 $(SEED)
 	$(BIN)/python tests/fuzz/test_strange.py 5000 $(SEED)
+	$(BIN)/python tests/fuzz/test_walks.py 5000 $(SEED)
 	$(BIN)/python tests/fuzz/test_command_lines.py 500 $(SEED)
 
 # Training with losses of replicas, for an hour; as root with partitions, in network namespaces of its own.

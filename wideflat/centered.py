@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.checks import instance, network, shown, warn_user
+from wideflat.checks import network, shown, warn_user
+from wideflat.checks.family import phase_of
 from wideflat.checks.options import device, dtype
-from wideflat.checks.records import check_state_dict, dense
+from wideflat.checks.records import check_state_dict, copiable, dense
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.float64 import doubled
 from wideflat.kernels.foreach import as_held
@@ -88,14 +89,7 @@ class Centered(Optimizer):
 
     def _phase(self) -> tuple[int, int]:
         """The position in the cycle and its length, the same in all groups."""
-        positions = {int(settings["position"]) for settings in self._settings()}
-        lengths = {settings["inner_steps"] for settings in self._settings()}
-        if len(positions) > 1 or len(lengths) > 1:
-            raise ValueError(
-                "all param groups go through the cycle together, but their positions are "
-                f"{sorted(positions)} and their inner_steps {sorted(lengths)}; make them equal"
-            )
-        return positions.pop(), lengths.pop()
+        return phase_of(self._settings())
 
     def _set_position(self, position: int) -> None:
         """Set it in all groups; a counter that is a tensor stays the same one."""
@@ -236,7 +230,7 @@ class Centered(Optimizer):
         self._refuse_within_center("load_state_dict()")
         handle = self.register_load_state_dict_pre_hook(_hear)  # the last one: it hears what the others made
         try:
-            super().load_state_dict(instance("state_dict", state_dict, dict, "a dictionary, as state_dict() gave it"))
+            super().load_state_dict(copiable(state_dict))
         finally:
             handle.remove()
             self.__dict__.pop("_heard", None)

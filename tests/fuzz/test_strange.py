@@ -78,6 +78,15 @@ def is_ours(error: BaseException, changes: dict[str, Any]) -> bool:
     return any(callable(value) and key in CALLED for key, value in changes.items())
 
 
+def place_of(error: BaseException) -> str | None:
+    """An error and where in the package it came to be; None if it never came to the package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if frame.filename.startswith(PACKAGE)), None)
+    if place is None:
+        return None
+    return f"{type(error).__name__} at {place.filename}:{place.lineno} ({place.line}): {str(error)[:150]}"
+
+
 def fault(name: str, changes: dict[str, Any]) -> str | None:
     """What is wrong with how a door takes strange arguments; None if nothing is."""
     door = ALL[name]
@@ -91,11 +100,7 @@ def fault(name: str, changes: dict[str, Any]) -> str | None:
     except Exception as error:
         if is_ours(error, changes):
             return None
-        frames = traceback.extract_tb(error.__traceback__)
-        place = next((frame for frame in reversed(frames) if frame.filename.startswith(PACKAGE)), None)
-        if place is None:  # it never came to the package
-            return None
-        return f"{type(error).__name__} at {place.filename}:{place.lineno} ({place.line}): {str(error)[:150]}"
+        return place_of(error)
     finally:
         matplotlib.pyplot.close("all")
     return None

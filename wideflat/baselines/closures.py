@@ -11,7 +11,7 @@ from torch import Tensor
 from wideflat.checks import function
 from wideflat.kernels.shards import anywhere, local
 
-__all__ = ["call_for_gradients", "call_idle"]
+__all__ = ["call_for_gradients", "call_idle", "refuse_gradients"]
 
 
 def call_for_gradients(closure: Callable[[], Any], params: list[Tensor]) -> Any:
@@ -68,3 +68,14 @@ def call_idle(closure: Callable[[], Any], params: list[Tensor]) -> Any:
             "call step() without a closure, or step(closure) alone"
         )
     return loss
+
+
+def refuse_gradients(gradients: list[Tensor], params: list[Tensor]) -> None:
+    """Refuse gradients that are not those of the parameters as they are, and sparse ones."""
+    if any(g.shape != p.shape for g, p in zip(gradients, params, strict=True)):
+        raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
+    if any(g.is_sparse for g in gradients):
+        raise RuntimeError(
+            "SAM does not support sparse gradients, whose norm torch does not compute; "
+            "use dense ones, for example Embedding(sparse=False)"
+        )

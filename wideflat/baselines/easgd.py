@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import number
+from wideflat.checks.records import of_shape
 from wideflat.distributed.group import detached
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
 
@@ -95,4 +96,4 @@ class EASGD(ReplicaCoupling):
         super().load_state_dict(state_dict)
         self.rate = state_dict["rate"]
         for mine, saved in zip(self.center, state_dict["center"], strict=True):
-            mine.copy_(saved)
+            mine.copy_(of_shape("center", saved, mine))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.baselines.closures import call_for_gradients, call_idle
+from wideflat.baselines.closures import call_for_gradients, call_idle, refuse_gradients
 from wideflat.centered import step_quietly
 from wideflat.checks import LARGEST, flag, function, instance, maker, network, number, optimizer, whole
 from wideflat.checks.options import bounded, strength
@@ -151,8 +151,6 @@ class SAM(Optimizer):
         else:
             super().add_param_group(checked_group(param_group))
 
-    # ------------------------------------------------------------------------------------------------ what variants say
-
     def _needs_second(self) -> bool:
         """Does this step take a second gradient?"""
         return True
@@ -186,8 +184,6 @@ class SAM(Optimizer):
     def _steps(self) -> int:
         """The steps that were taken, counted where something is remembered of them."""
         return whole("sam_steps", self.param_groups[0].get("sam_steps", 0))
-
-    # ---------------------------------------------------------------------------------------------------------- a step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -228,7 +224,7 @@ class SAM(Optimizer):
     def _refuse_to_step_blindly(self) -> None:
         if self._work.first is not None:
             raise RuntimeError("step() was called after perturb(), while the model holds w + e; call restore() first")
-        if not self._work.restored and any(float(group["lr"]) for group in self.param_groups):
+        if not self._work.restored and any(number("lr", group["lr"]) for group in self.param_groups):
             raise ValueError(
                 "SAM takes two gradients a step: call opt.step(closure), where closure clears the gradients,"
                 " evaluates the loss, calls backward and returns the loss; or opt.perturb() and opt.restore()"
@@ -254,11 +250,7 @@ class SAM(Optimizer):
         for p in params:
             local_gradient(p)  # summed over ranks that hold summands of it
         gradients: list[Tensor] = [p.grad for p in params if p.grad is not None]
-        if any(g.is_sparse for g in gradients):
-            raise RuntimeError(
-                "SAM does not support sparse gradients, whose norm torch does not compute; "
-                "use dense ones, for example Embedding(sparse=False)"
-            )
+        refuse_gradients(gradients, params)
         self._work.restored = False
         needed = self._needs_second()
         self._work.first = _First(params, [], gradients, None, [])

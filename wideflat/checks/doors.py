@@ -169,7 +169,7 @@ def _a_tensor(name: str, value: Any) -> Tensor:
 def _a_sequence(kind: type, inner: Callable[[str, Any], Any] | None, name: str, value: Any) -> Any:
     """Something to go through, of which each is asked; tensors, arrays and ranges stay what they are."""
     plain = isinstance(value, range) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim)
-    if plain and inner in (None, number, _an_integer):
+    if plain and kind is list and inner in (None, number, _an_integer):
         return value
     values = list(value) if inner is _a_text and isinstance(value, str) else elements(name, value, "a sequence")
     return kind(values if inner is None else [inner(f"an entry of {name}", each) for each in values])

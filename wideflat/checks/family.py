@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from wideflat.checks import LARGEST, flag, number, shown, whole
 
-__all__ = ["check_cycle", "check_entropy_sgd", "refuse_differentiable", "warn_of_adam"]
+__all__ = ["check_cycle", "check_entropy_sgd", "phase_of", "refuse_differentiable", "warn_of_adam"]
 
 
 def check_cycle(settings: dict[str, Any]) -> None:
@@ -26,6 +26,23 @@ def check_cycle(settings: dict[str, Any]) -> None:
             whole(name, counter)
     if not isinstance(settings["seed"], int):
         raise ValueError(f"seed must be a whole number, got {shown(settings['seed'])}")
+
+
+def phase_of(groups: list[dict[str, Any]]) -> tuple[int, int]:
+    """The position in the cycle and its length, the same in all groups."""
+    try:
+        positions = {int(settings["position"]) for settings in groups}
+        lengths = {settings["inner_steps"] for settings in groups}
+    except (TypeError, ValueError, RuntimeError):
+        for settings in groups:
+            check_cycle(settings)  # one that was changed since to what it cannot be is said so
+        raise
+    if len(positions) > 1 or len(lengths) > 1:
+        raise ValueError(
+            "all param groups go through the cycle together, but their positions are "
+            f"{sorted(positions)} and their inner_steps {sorted(lengths)}; make them equal"
+        )
+    return positions.pop(), lengths.pop()
 
 
 def check_entropy_sgd(group: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from wideflat.checks import MOST, number, shown
+from wideflat.checks import MOST, instance, number, shown
 
 __all__ = [
     "array",
     "check_state_dict",
+    "copiable",
     "dense",
     "fitting",
     "in_json",
@@ -146,8 +148,10 @@ def check_state_dict(value: Any, defaults: Iterable[str] = ()) -> dict[str, Any]
         isinstance(each, dict) and all(isinstance(name, str) for name in each) for each in state.values()
     ):
         raise TypeError(f"{wanted}; state must be a dictionary of dictionaries, got {shown(state)}")
-    if not isinstance(groups, (list, tuple)) or not all(
-        isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups
+    if (
+        not isinstance(groups, (list, tuple))
+        or not all(isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups)
+        or not all(isinstance(number, (int, str)) for group in groups for number in group["params"])
     ):
         raise TypeError(f"{wanted}; param_groups must be dictionaries with a list of params, got {shown(groups)}")
     needed = _OLD.intersection(defaults)
@@ -155,6 +159,23 @@ def check_state_dict(value: Any, defaults: Iterable[str] = ()) -> dict[str, Any]
         if absent := sorted(needed.difference(group)):
             raise ValueError(f"a param group has no {' and no '.join(absent)}: the state is that of another optimizer")
     return value
+
+
+def copiable(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state whose settings can be copied, as torch does before anybody looks at them.
+
+    >>> copiable({"param_groups": [{"lr": (x for x in [])}]})
+    Traceback (most recent call last):
+    ...
+    TypeError: the settings of a param group must be plain values, got {'lr': ... (a dict)
+    """
+    groups = instance("state_dict", state_dict, dict, "a dictionary, as state_dict() gave it").get("param_groups")
+    for group in groups if isinstance(groups, (list, tuple)) else []:
+        try:
+            copy.deepcopy(group)
+        except Exception:  # of whatever stands there
+            raise TypeError(f"the settings of a param group must be plain values, got {shown(group)}") from None
+    return state_dict
 
 
 def dense(name: str, value: Any) -> Tensor:
@@ -217,7 +238,8 @@ def of_shape(name: str, value: Any, p: Tensor) -> Tensor:
     ...
     ValueError: sharpness must have the shape (2,) of its parameter, got 3; the state is that of another network
     """
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.shape != p.shape:
+    plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+    if not plain or value.shape != p.shape:
         raise ValueError(
             f"{name} must have the shape {tuple(p.shape)} of its parameter, got {shown(value)}; the state is that of "
             "another network"

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from wideflat.checks import whole
 from wideflat.checks.doors import asks
-from wideflat.data.policies import Policy, policy
+from wideflat.data.policies import Policy, check_pixels, policy
 
 __all__ = ["Augmentation", "crop", "cutout", "flip", "normalise", "resize"]
 
@@ -89,11 +89,7 @@ class Augmentation:
             float32, (n, C, H, W), channels last in memory.
         """
         mean, std = self.mean or mean, self.std or std
-        if pixels.dtype != torch.uint8 or pixels.dim() != 4 or not len(mean) == len(std) == pixels.shape[-1]:
-            raise ValueError(
-                "pixels must be uint8 (n, H, W, C), and mean and std have a number for each channel; got "
-                f"{pixels.dtype} {tuple(pixels.shape)}, {len(mean)} and {len(std)}"
-            )
+        check_pixels(pixels, mean, std)
         n, device = len(pixels), pixels.device
         if self.size is not None and self.size != pixels.shape[1]:
             pixels = resize(pixels, self.size)

@@ -17,7 +17,7 @@ from wideflat.checks.doors import asks
 from wideflat.data.operations import GEOMETRIC, OPERATIONS, affine, affine_matrix, cut
 from wideflat.kernels.float64 import has_float64
 
-__all__ = ["Policy", "Step", "autoaugment_cifar10", "fast_autoaugment_imagenet", "policy"]
+__all__ = ["Policy", "Step", "autoaugment_cifar10", "check_pixels", "fast_autoaugment_imagenet", "policy"]
 
 _NAMES = (*GEOMETRIC, *OPERATIONS, "Cutout")
 
@@ -33,6 +33,16 @@ class Step:
     def __post_init__(self) -> None:
         if self.operation not in _NAMES:
             raise ValueError(f"operation must be one of {', '.join(_NAMES)}, got {self.operation!r}")
+
+
+def check_pixels(pixels: Tensor, *values: Sequence[float] | None) -> None:
+    """Refuse what are no images as bytes, and values that are not one for each of their channels."""
+    alike = pixels.dim() > 0 and all(each is None or len(each) == pixels.shape[-1] for each in values)
+    if pixels.dtype != torch.uint8 or pixels.dim() != 4 or not alike:
+        raise ValueError(
+            "pixels must be uint8 (n, H, W, C), with a mean, a deviation or a colour for each channel; got "
+            f"{pixels.dtype} {tuple(pixels.shape)} and {[len(each) for each in values if each is not None]}"
+        )
 
 
 class Policy:
@@ -76,8 +86,7 @@ class Policy:
         """
         if not has_float64(pixels.device):  # has no float64, which the operations need to agree with Pillow
             return self(pixels.cpu(), generator, fill).to(pixels.device)
-        if pixels.dtype != torch.uint8 or pixels.dim() != 4 or (fill is not None and len(fill) != pixels.shape[-1]):
-            raise ValueError(f"pixels must be uint8 (n, H, W, C), got {pixels.dtype} {tuple(pixels.shape)}")
+        check_pixels(pixels, fill)
         n, size, channels = len(pixels), pixels.shape[1], pixels.shape[-1]
         mean = [128] * channels if fill is None else list(fill)
         border = mean if self.mean_fill else [0] * channels

@@ -130,7 +130,7 @@ def llc(
     probes, lanczos_steps = whole("probes", probes, 1, 10**6), whole("lanczos_steps", lanczos_steps, 1, 10**6)
     size = block_size(model) if batch_size is None else whole("batch_size", batch_size, 1)
     fixed = FixedData(data, size, subset, subset_seed)
-    beta = 1 / math.log(max(fixed.examples, 3)) if beta is None else beta
+    beta = 1 / math.log(max(fixed.examples, 3)) if beta is None else number("beta", beta, above=0)
     shared: dict[str, Any] = {"scale": scale, "parameters": parameters, "forward": forward}
     batches = [block.batch for block in fixed.blocks]
     entropy = free_entropy(model, batches, sigma, measure, beta, seed=seed, **shared, **options)

@@ -55,8 +55,8 @@ METHODS: dict[str, str] = {
 #: Delta = 0.01 to 3 in equal ratios: d/D from 0.005 to 1.5 where the constraints hardly bind.
 DELTAS: tuple[float, ...] = tuple(float(f"{0.01 * 300 ** (k / 12):.4g}") for k in range(13))
 
-#: Wider Gaussians are never meant.
-MOST_DELTA = 1e6
+#: Wider Gaussians are never meant, nor narrower ones.
+MOST_DELTA, LEAST_DELTA = 1e6, 1e-30
 
 #: References in one computation: more would not be faster and need more memory.
 _CHUNK = 64
@@ -331,6 +331,8 @@ def _checked(weights: Any, inputs: Any, targets: Any, dtype: torch.dtype) -> tup
 
 def _checked_deltas(deltas: Sequence[float] | Tensor | None) -> list[float]:
     grid = DELTAS if deltas is None else tuple(numbers_of("deltas", deltas, above=0))
+    if grid[0] < LEAST_DELTA:
+        raise ValueError(f"deltas must be at least {LEAST_DELTA:g}, got {grid[0]:g}: nothing is as near")
     if grid[-1] > MOST_DELTA:
         raise ValueError(
             f"deltas must be at most {MOST_DELTA:g}, got {grid[-1]:g}: so wide a Gaussian forgets its center"

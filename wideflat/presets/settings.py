@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from wideflat import algorithms
-from wideflat.checks import instance, number, shown, whole
+from wideflat.checks import instance, number, numbers_of, shown, whole
 from wideflat.checks.doors import asks
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
@@ -195,13 +195,7 @@ class Preset:
         for field in ("momentum", "alpha"):
             if number(field, getattr(self, field), 0, 1) == 1:
                 raise ValueError(f"{field} must be in [0, 1), got 1")
-        for field in ("paper_error", "paper_spread", "paper_gamma1"):
-            if getattr(self, field) is not None:
-                number(field, getattr(self, field))
-        for field in ("model_arguments", "period_changes", "notes", "coded"):
-            pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
-            if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-                raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
+        self._check_records()
         for change in self.period_changes:
             whole(f"the period from epoch {change[0]} on", change[1], 1)
         if not isinstance(self.schedule, Schedule):
@@ -210,6 +204,15 @@ class Preset:
             raise TypeError(f'model must be a name, or "module:function", got {shown(self.model)}')
         self._check_gamma()
         self._check_pixels()
+
+    def _check_records(self) -> None:
+        for field in ("paper_error", "paper_spread", "paper_gamma1"):
+            if getattr(self, field) is not None:
+                number(field, getattr(self, field))
+        for field in ("model_arguments", "period_changes", "notes", "coded"):
+            pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
+            if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+                raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
 
     def _check_gamma(self) -> None:
         for field in ("gamma0", "replica_gamma0"):
@@ -231,7 +234,7 @@ class Preset:
         for field in ("pixel_mean", "pixel_std"):
             value, facts = getattr(self, field), FACTS.get(self.dataset)
             channels = (1, 3) if facts is None else (facts.channels,)  # data of one's own are grey or in colour
-            if value is not None and (len(value) not in channels or not all(number > 0 for number in value)):
+            if value is not None and (len(found := numbers_of(field, value)) not in channels or min(found) <= 0):
                 count = " or ".join(map(str, channels))
                 raise ValueError(
                     f"{field} must have a number > 0 for each of the {count} channels of {self.dataset}, got {value}"
@@ -389,5 +392,6 @@ class Preset:
         if unknown := sorted(set(values) - known):
             raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
         values = {name: _tuples(value) for name, value in values.items()}
-        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in dict(values["schedule"]).items()})
+        schedule = instance("schedule", values.get("schedule"), dict, "a dictionary")
+        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in schedule.items()})
         return cls(**values, from_file=True)

@@ -41,6 +41,7 @@ from torch import nn
 
 from wideflat.centered import warn_off_center
 from wideflat.checks import shown, whole
+from wideflat.checks.calls import called
 from wideflat.checks.doors import asks
 from wideflat.environment import environment, now
 from wideflat.files import atomic_write, hold, missing, naming, on_disk, read_whole
@@ -403,7 +404,7 @@ class Run:
             "in_channels": whole("in_channels", channels, 1),
         }
         known = inspect.signature(build).parameters
-        model = build(**{name: value for name, value in facts.items() if name in known})
+        model = called("build", build, **{name: value for name, value in facts.items() if name in known})
         if not isinstance(model, nn.Module):
             raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")
         return model
