@@ -9,7 +9,7 @@ import numpy as np
 
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.measures import MEASURES, AtTheWeights
-from wideflat.cards.summary import amount, bounds, crossed, growth, lines_of, reach
+from wideflat.cards.summary import amount, bounds, crossed, growth, lines_of, reach, with_bar
 from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.shift import ShiftProfile
@@ -30,7 +30,7 @@ def page_of(card: Card) -> str:
     if card.comparison:
         page.section("Beside another")
         refused = card.comparison.startswith("Not compared")
-        page.paragraph(card.comparison, "warning" if refused else "finding")
+        page.paragraph(_sentence(card.comparison), "warning" if refused else "finding")
     for title, names, draw in _SECTIONS:
         page.section(title)
         there = {name: card.get(name) for name in names if card.get(name) is not None}
@@ -116,7 +116,7 @@ def _layers(page: Page, results: dict[str, Any]) -> None:
         ["layer", "weights", f"growth of the {metric}", "share"],
         rows,
         f"relative noise of sigma = {sigma:g} on one layer alone, in the order of the network"
-        + (f"; all names are within {shared}" if shared else "")
+        + (f"; all names are within {shared.strip('.')}" if shared else "")
         + ("; a pale bar is within two standard errors of 0" if any("░" in str(row[-1]) for row in rows) else ""),
     )
 
@@ -244,7 +244,7 @@ def _entropy(page: Page, results: dict[str, Any]) -> None:
         [
             f"{p.sigma:g}",
             *bounds(p),
-            f"{p.llc[-1]:.3g} ± {p.llc_stderr[-1]:.1g}" if p.llc else "",
+            with_bar(p.llc[-1], p.llc_stderr[-1]) if p.llc else "",
         ]
         for p in found.points
     ]

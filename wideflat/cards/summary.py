@@ -16,7 +16,7 @@ from wideflat.energy.slices import Slice
 from wideflat.entropy.volume import Integration
 from wideflat.entropy.volumes import FreeEntropy
 
-__all__ = ["amount", "bounds", "crossed", "growth", "headline", "lines_of", "reach"]
+__all__ = ["amount", "bounds", "crossed", "growth", "headline", "lines_of", "reach", "with_bar"]
 
 
 def amount(value: float, stderr: float | None, metric: str) -> str:
@@ -200,7 +200,7 @@ def bounds(point: Integration) -> tuple[str, str]:
 def _entropy(found: FreeEntropy) -> list[str]:
     lines = []
     for point in found.points:
-        llc = f"; LLC {point.llc[-1]:.3g} ± {point.llc_stderr[-1]:.1g}" if point.llc else ""
+        llc = f"; LLC {with_bar(point.llc[-1], point.llc_stderr[-1])}" if point.llc else ""
         at_least, at_most = bounds(point)
         lines.append(f"sigma {point.sigma:g}: log Z at least {at_least}, at most {at_most}{llc}")
         lines += [words] if (words := crossed(point)) else []
