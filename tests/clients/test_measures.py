@@ -288,7 +288,7 @@ def test_a_network_that_accelerate_has_dispatched():
     assert (ours.baseline, ours.mean[0]) == (theirs.baseline, theirs.mean[0])
 
 
-@pytest.mark.parametrize("measure", ["worst_case", "curvature", "layer_profiles"])
+@pytest.mark.parametrize("measure", ["worst_case", "curvature", "layer_profiles", "shift_profile", "slices"])
 def test_padding_changes_nothing_in_other_measures(measure):
     data = Examples("llama", 4).batch()
     values = []
@@ -298,9 +298,23 @@ def test_padding_changes_nothing_in_other_measures(measure):
             values.append(worst_case(model, batch, [0.01], metric="loss", progress=False).mean[0])
         elif measure == "curvature":
             values.append(curvature(model, batch, top=1, probes=2, scale="absolute", progress=False).trace)
+        elif measure == "shift_profile":
+            values.append(wideflat.shift_profile(model, batch, quantize=[4], metric="loss", progress=False).mean[0])
+        elif measure == "slices":
+            values.append(wideflat.slices(model, batch, positions=[-1, 0], dimensions=1, progress=False).mean[0])
         else:
             options = {"metric": "loss", "progress": False, "max_passes": 1}
             layers = ["model.layers.0.mlp.gate_proj"]
             found = wideflat.layer_profiles(model, batch, [0.1], layers, **options)
             values.append(next(iter(found.values())).mean[0])
     assert values[0] == pytest.approx(values[1], abs=1e-6, rel=1e-6)
+
+
+@pytest.mark.slow  # some seven seconds of one core
+def test_a_card_of_a_language_model():
+    """Every measure takes the dictionary; E(w) of the loss is the network's own."""
+    model, data = trained("gpt2"), Examples("gpt2", 6).batch()
+    card = wideflat.card(model, data, quick=True, examples=4, metric="loss", progress=False)
+    assert not card.refused
+    with torch.no_grad():
+        assert card["at_w"].loss == pytest.approx(float(model(**data).loss), abs=1e-6)
