@@ -37,6 +37,8 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 
 html_theme = "furo"
+html_show_copyright = False
+html_show_search_summary = False  # it would be fetched, which browsers refuse to pages that are opened as files
 html_title = f"wideflat {version}"
 html_show_sphinx = False
 html_copy_source = False

@@ -31,6 +31,7 @@ def test_the_site_builds_and_is_whole(tmp_path):
     ]
     assert missing == []
     assert r"\mathcal{L}" in (tmp_path / "equations.html").read_text()
+    assert "SHOW_SEARCH_SUMMARY: false" in (tmp_path / "_static" / "documentation_options.js").read_text()
     for page in tmp_path.glob("*.html"):
         sources = re.findall(r'(?:src|href)="(https?:[^"]+\.(?:js|css|woff2?))"', page.read_text())
         assert sources == [], page.name
