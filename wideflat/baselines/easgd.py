@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from wideflat.checks import number
+from wideflat.checks import number, shown
 from wideflat.checks.records import of_shape
 from wideflat.distributed.group import detached
 from wideflat.replicas import ReplicaCoupling, ReplicaGroup, Replicas
@@ -95,5 +95,10 @@ class EASGD(ReplicaCoupling):
         """Continue from what `state_dict` gave."""
         super().load_state_dict(state_dict)
         self.rate = state_dict["rate"]
-        for mine, saved in zip(self.center, state_dict["center"], strict=True):
+        center = state_dict["center"]
+        if not isinstance(center, (list, tuple)) or len(center) != len(self.center):
+            raise ValueError(
+                f"center must have {len(self.center)} tensors, as state_dict() gave them, got {shown(center)}"
+            )
+        for mine, saved in zip(self.center, center, strict=True):
             mine.copy_(of_shape("center", saved, mine))
