@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,7 @@ COMMITTEES = ("sgd-fast", "sgd-slow", "rsgd-fast", "esgd")
 #: What says when, where, how long or from which version, and is another in every run.
 OF_THE_MOMENT = {
     "seconds",
+    "hours",
     "time",
     "date",
     "commit",
@@ -102,7 +104,7 @@ def run(tree: Path, command: str, out: Path, data: Path, stop_after: float | Non
         time.sleep(stop_after)
         process.send_signal(signal.SIGTERM)
     printed, errors = process.communicate()
-    if process.returncode not in (0, 130 if stop_after is not None else 0):
+    if process.returncode and stop_after is None:  # torchrun ends otherwise than with 130 when it is stopped
         print(f"    {tree.name}: {command}\n      {errors.strip().splitlines()[-1] if errors.strip() else 'failed'}")
         return None
     return printed
@@ -229,6 +231,7 @@ def resumed(trees: dict[str, Path], work: Path, data: Path) -> bool:
     for name in ("esgd-still", "rsgd", "parle-still", "rsgd-ranks"):
         (command,) = cases()[f"train-{name}"]
         command = command.replace(f"OUT/train-{name}", f"OUT/resumed-{name}")
+        shutil.rmtree(work / "new" / f"resumed-{name}", ignore_errors=True)  # of an earlier comparison
         run(trees["old"], command, work / "new", data, stop_after=0.1)
         good &= run(trees["new"], command, work / "new", data) is not None
         found = [numbers(work / "old" / f"train-{name}"), numbers(work / "new" / f"resumed-{name}")]

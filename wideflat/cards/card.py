@@ -187,7 +187,7 @@ class Card:
 
     def html(self) -> str:
         """One page that needs nothing but itself; matplotlib and plotly draw it."""
-        from wideflat.cards.page import page_of
+        from wideflat.cards.page import page_of  # which draws: a card that is not looked at needs no charts
 
         with reading("card"):
             numbers = json.dumps(self.to_dict(), allow_nan=False).replace("<", "\\u003c")

@@ -31,6 +31,7 @@ from wideflat.experiments.options import (
     Paths,
 )
 from wideflat.files import naming, read_npz
+from wideflat.training.flatness import images_of_run, measurable
 
 __all__ = ["Command"]
 
@@ -164,8 +165,6 @@ class Command:
         return self.path.with_name(f"{self.path.stem}.local_energy.json")
 
     def _from_run(self) -> tuple[nn.Module, Any, dict[str, Any]]:
-        from wideflat.training.flatness import images_of_run, measurable
-
         run = run_at(self.path)
         build = None if self.build is None else named_function(self.build)
         images = images_of_run(run, self.data)

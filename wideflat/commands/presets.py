@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from wideflat.commands import UsageError
+from wideflat.committee.settings import SETTINGS
 from wideflat.experiments.options import MaybeText
 from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, nearest, preset
 from wideflat.report.terminal import aligned, on_screen, stacked
@@ -66,8 +67,6 @@ class Command:
 
 def committee_settings() -> dict[str, dict[str, Any]]:
     """The settings of Appendix B.1 by the name that ``wideflat train`` knows them by: ``committee-sgd-fast``, ..."""
-    from wideflat.committee import SETTINGS
-
     return {f"committee-{name}": _plain(setting) for name, setting in SETTINGS.items()}
 
 

@@ -151,7 +151,7 @@ class Elastic(Alone):
 
     def _meet(self, training: Training, first: bool, too_early: list[bool]) -> None:
         """Join the others; if they are just being set up, or if this one is and they are not, wait and join again."""
-        from wideflat.distributed.elastic import OutOfStep
+        from wideflat.distributed.elastic import OutOfStep  # needs torchft
 
         deadline = time.monotonic() + self.replicas.patience
         while True:
