@@ -49,9 +49,9 @@ def test_the_price_is_a_share_of_what_was_walked():
     assert found.gradients == spent + sum(t.gradients for traces in many.finished.values() for t in traces)
 
 
-@pytest.mark.parametrize("seed", [1010, 1019, 1023, 1026, 2000])
+@pytest.mark.parametrize("seed", [1005, 1019, 1023, 1024, 1026, 2000])
 def test_a_narrow_well_that_cooling_misses_is_refused(seed):
-    """Each was accepted, 5 to 10 stated errors off."""
+    """Each would be accepted without descents, or was, 5 to 10 stated errors off."""
     energy, walked = walk(forms.wells_apart, seed)
     found = walked.run()
     assert "wells" in found.flags and abs(found.log_z - energy.exact) > 3 * found.stderr
