@@ -85,8 +85,9 @@ class Cycles(Captured):
         for settings in self._settings():
             check_cycle(settings)
         for p, state in self.state.items():
+            same_parameter = self._layouts.get(p, (p.shape,))[0] == p.shape  # else it is not the state that is another
             for name in ("center", "mean"):
-                if name in state and not is_sharded(p):
+                if name in state and same_parameter and not is_sharded(p):
                     of_shape(name, state[name], p)
 
     def _advance(self) -> None:

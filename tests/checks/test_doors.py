@@ -29,6 +29,7 @@ def door(
     model: nn.Module | None = None,
     device: torch.device | str = "cpu",
     quick: bool = False,
+    places: Sequence[float] = (),
     other: Unknown = None,  # noqa: F821 # as what is imported for the type checker
     **more: int,
 ) -> dict:
@@ -59,7 +60,8 @@ def test_what_it_says_passes_as_the_plain_type():
     weight = torch.ones((), requires_grad=True)
     assert door(weight=weight)["weight"] is weight  # with its graph
     assert door(model=None)["model"] is None and door(quick=np.True_)["quick"] is True
-    assert isinstance(door(sizes=torch.ones(3))["sizes"], Tensor)
+    assert isinstance(door(places=torch.ones(3))["places"], Tensor)
+    assert door(sizes=torch.ones(3))["sizes"] == (1.0, 1.0, 1.0)
 
 
 def test_too_many_arguments_are_said_in_the_words_of_python():
