@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
 from wideflat.centered import warn_off_center
-from wideflat.checks import choice, flag, function, instance, network, shown, whole
+from wideflat.checks import a_kind, choice, flag, function, instance, network, shown, whole
 from wideflat.checks.calls import called
 from wideflat.distributed.group import InProcess, set_to_mean
 from wideflat.kernels.shards import is_sharded
@@ -274,7 +274,7 @@ def _check_maker(make_model: object) -> None:
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TypeError(
             "make_model must be a function that makes a network, so that every replica gets an initialisation of "
-            f"its own, for example lambda: resnet18(num_classes=10); got a {type(make_model).__name__}"
+            f"its own, for example lambda: resnet18(num_classes=10); got {a_kind(make_model)}"
         )
 
 

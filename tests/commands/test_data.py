@@ -102,3 +102,12 @@ def test_every_file_has_a_checksum() -> None:
         for file in data.downloads:
             assert file.checksum and file.url.startswith("http") and file.size
     assert dataclasses.is_dataclass(catalogue.CATALOGUE["cifar10"])
+
+
+@pytest.mark.parametrize(("place", "said"), [("nowhere", "no folder nowhere"), ("folder:photos", "data of your own")])
+@pytest.mark.parametrize("action", ["list", "verify"])
+def test_data_that_cannot_be_looked_at_are_not_well(
+    action: str, place: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", action, "--data", place]) == 2
+    assert said in capsys.readouterr().err

@@ -6,6 +6,7 @@ from torch import nn
 
 from wideflat import cli
 from wideflat.commands.energy_groups import comparable, energy_charts
+from wideflat.commands.findings import collect
 from wideflat.commands.run_groups import curves, grouped, sentence, table
 from wideflat.energy.profile import LocalEnergy
 from wideflat.report.palette import ALGORITHMS
@@ -125,3 +126,32 @@ def test_a_report_over_twelve_runs_begins_with_what_came_out(folder, tmp_path, c
     assert "<h1>Test error of cifar10-smallconvnet is lower than SGD&#x27;s for esgd" in text
     assert "esgd (n = 3)" in text and len(text) < 6e6
     assert "is lower than SGD's for esgd" in out
+
+
+def measured_again(folder):
+    sigmas = np.linspace(0, 0.5, 6)
+    conventions = {"metric": "error", "architecture": "SmallConvNet", "data": "a"}
+    LocalEnergy(sigmas, sigmas, 0.01 + 0 * sigmas, baseline=0.01, conventions=conventions).save(
+        folder / "local_energy-2.json"
+    )
+
+
+def test_a_run_that_was_measured_twice_is_no_second_seed(tmp_path):
+    for seed in range(3):
+        write(tmp_path / f"s{seed}", "sgd", seed, 0.2)
+    measured_again(tmp_path / "s0")
+    measured_again(tmp_path / "s1")
+    found = collect([tmp_path])
+    assert set(found.energies) == {"s0/local_energy", "s0/local_energy-2", "s1/local_energy", "s1/local_energy-2", "s2"}
+    (chart,) = energy_charts(found.energies, grouped(found.trainings))
+    assert {series.legend for series in chart.series} == {"sgd (n = 3)", "sgd, local_energy-2 (n = 2)"}
+
+
+def test_runs_that_are_given_one_by_one_keep_their_names(tmp_path):
+    for place, seed in (("one/a", 0), ("one/b", 1), ("two/a", 2)):
+        write(tmp_path / place, "sgd", seed, 0.2)
+    given = [tmp_path / "one" / "a", tmp_path / "one" / "b" / "local_energy.json"]
+    assert set(collect(given).energies) == {"a", "b"}
+    several = collect([*given, tmp_path / "two" / "a", tmp_path / "one"])
+    assert len(several.runs) == len(several.energies) == 3  # equal names, and b twice: nothing is lost, nothing doubled
+    assert set(several.energies) == {"a", "b", str(tmp_path / "two" / "a" / "local_energy")}

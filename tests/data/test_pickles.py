@@ -152,5 +152,5 @@ def test_an_array_is_not_made_of_a_number():
     kind = b"cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R"
     number = b"\x8a\x05\x00\x00\x00\x00\x04"  # 2^34, of which bytes() would make 16 GB
     content = b"\x80\x02cnumpy.core.numeric\n_frombuffer\n(" + number + kind + b")X\x01\x00\x00\x00CtR."
-    with pytest.raises(UnsafePickleError, match="made of a int"):
+    with pytest.raises(UnsafePickleError, match="made of an int"):
         read_pickle(content)

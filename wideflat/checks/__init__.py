@@ -24,6 +24,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 __all__ = [
+    "a_kind",
     "choice",
     "elements",
     "flag",
@@ -57,6 +58,17 @@ MOST_ELEMENTS = 2**36
 MOST_NUMBERS = 10**5
 
 
+def a_kind(value: Any) -> str:
+    """What kind of thing a value is, or a type, with its article.
+
+    >>> a_kind(3), a_kind("text"), a_kind(torch.optim.AdamW), a_kind(torch.optim.SGD)
+    ('an int', 'a str', 'an AdamW', 'an SGD')
+    """
+    name = (value if isinstance(value, type) else type(value)).__name__
+    spelled = name[:1] in "FHLMNRSX" and name[1:2].isupper()  # S-G-D, R-M-S-prop
+    return f"an {name}" if spelled or name[:1] in "AEIOaeio" else f"a {name}"
+
+
 def shown(value: Any) -> str:
     """A value as an error shows it: short, and with its type where that is the point.
 
@@ -78,9 +90,9 @@ def shown(value: Any) -> str:
         try:
             text = repr(value)
         except Exception:  # of something inside it; and what is nested too deeply has none
-            return f"a {type(value).__name__}"
-        return f"{text if len(text) <= 60 else text[:57] + '...'} (a {type(value).__name__})"
-    return f"a {type(value).__name__}"
+            return a_kind(value)
+        return f"{text if len(text) <= 60 else text[:57] + '...'} ({a_kind(value)})"
+    return a_kind(value)
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
@@ -259,7 +271,7 @@ def network(value: Any, name: str = "model") -> nn.Module:
     try:
         _refuse_circles(value, set(), set())
     except RecursionError:
-        raise ValueError(f"{name} is nested too deeply, or contains itself: a {type(value).__name__}") from None
+        raise ValueError(f"{name} is nested too deeply, or contains itself: {a_kind(value)}") from None
     return value
 
 
@@ -342,9 +354,7 @@ def real_tensor(name: str, value: Any, dimensions: tuple[int, ...] | None = None
     """
     if isinstance(value, Tensor):
         if isinstance(value, UninitializedParameter) or value.is_nested:
-            raise TypeError(
-                f"{name} must be a dense tensor of real numbers, got a {type(value).__name__} without a shape"
-            )
+            raise TypeError(f"{name} must be a dense tensor of real numbers, got {a_kind(value)} without a shape")
         tensor = value
     else:
         if not isinstance(value, (list, tuple, range, np.ndarray, numbers.Number)) and not hasattr(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import choice, elements, flag, function, instance, network, number, shown
+from wideflat.checks import a_kind, choice, elements, flag, function, instance, network, number, shown
 from wideflat.checks.options import device
 from wideflat.checks.records import dense, location
 
@@ -139,7 +139,7 @@ def _one_of(words: list[tuple[str, str]], name: str, value: Any) -> Any:
 
 
 def _an_instance(kind: type, name: str, value: Any) -> Any:
-    return instance(name, value, kind, f"a {kind.__name__}")
+    return instance(name, value, kind, a_kind(kind))
 
 
 def _a_path(name: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from wideflat.checks import MOST, instance, number, shown
+from wideflat.checks import MOST, a_kind, instance, number, shown
 
 __all__ = [
     "array",
@@ -227,7 +227,7 @@ def in_json(name: str, value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"{name} must be what JSON can say, got a {type(value).__name__}: {error!s:.100}") from None
+        raise TypeError(f"{name} must be what JSON can say, got {a_kind(value)}: {error!s:.100}") from None
 
 
 def of_shape(name: str, value: Any, p: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from wideflat.checks import shown
+from wideflat.checks import a_kind, shown
 
 __all__ = ["MOST_BATCHES", "ending", "length_of"]
 
@@ -39,7 +39,7 @@ def length_of(name: str, data: Any) -> int | None:
     except Exception:  # it has none, as a loader of a stream, or one of the user's own that fails
         return None
     if length > LONGEST:
-        raise ValueError(f"{name} must have at most {LONGEST} entries, got a {type(data).__name__} of more")
+        raise ValueError(f"{name} must have at most {LONGEST} entries, got {a_kind(data)} of more")
     return length
 
 

@@ -58,6 +58,13 @@ class Command:
         """Do what was asked for."""
         with usage():
             names = [specification(name).name for name in self.names] or list(CATALOGUE)
+        if self.action != "fetch" and self.data is not None and not self.data.is_dir():
+            own = str(self.data).startswith(("folder:", "npz:"))
+            raise UsageError(
+                f"{self.data} is data of your own: nothing was published to compare it with"
+                if own
+                else f"--data: there is no folder {self.data}"
+            )
         if self.action == "fetch":
             if not self.names:
                 raise UsageError(f"say which data sets to fetch: {', '.join(CATALOGUE)}")

@@ -29,7 +29,7 @@ def energy_charts(energies: Mapping[str, LocalEnergy], groups: Sequence[RunGroup
         scale = 100 if unit == "points of error" else 1
         apart = "" if len(sets) == 1 else f" Figure {number} of {len(sets)}: others were measured on other data, in "
         apart += "" if len(sets) == 1 else "another way, or at another error of the network, and cannot be compared."
-        curves = {label: [energies[name] for name in mine] for label, mine in _labels(names, groups)}
+        curves = _curves({name: energies[name] for name in names}, groups)
         charts.append(
             Chart(
                 "local-energy" if len(sets) == 1 else f"local-energy-{number}",
@@ -60,14 +60,20 @@ def comparable(energies: Mapping[str, LocalEnergy]) -> list[list[str]]:
     return sets
 
 
-def _labels(names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
-    """Curves: the profiles of the runs of a group together, others by themselves."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        folder = name.rpartition("/")[0]
-        group = next((group.label for group in groups if {folder, name} & group.runs.keys()), name)
-        found.setdefault(group, []).append(name)
-    return list(found.items())
+def _curves(energies: Mapping[str, LocalEnergy], groups: Sequence[RunGroup]) -> dict[str, list[LocalEnergy]]:
+    """The profiles of the runs of a group together, others by themselves.
+
+    A run that was measured twice is no second seed: a further file makes a curve of its own, with the file of that name
+    of the other seeds.
+    """
+    found: dict[str, list[LocalEnergy]] = {}
+    for name, profile in energies.items():
+        folder, _, file = name.rpartition("/")
+        group = next((group.label for group in groups if {folder, name} & group.runs.keys()), None)
+        usual = file == "local_energy" or any(name in each.runs for each in groups)
+        label = name if group is None else group if usual else f"{group}, {file}"
+        found.setdefault(label, []).append(profile)
+    return found
 
 
 def _series(label: str, profiles: Sequence[LocalEnergy], scale: float) -> Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Findings:
     volumes: dict[str, FreeEntropy] = field(default_factory=dict)
     solutions: dict[str, Solutions] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    seen: set[Path] = field(default_factory=set, repr=False)
+    """Files and folders that were looked at: none is read twice, though it be given twice."""
 
     @property
     def trainings(self) -> dict[str, Run]:
@@ -69,15 +71,25 @@ def collect(paths: Sequence[Path]) -> Findings:
             text = missing(path)
             end = "" if text.endswith("?") else "."
             raise FileNotFoundError(f"{text}{end} Give run directories, results or folders of them")
-        _collect(path, path if path.is_dir() else path.parent, found)
+        _collect(path, _label(path), found)
     if not found:
         more = "".join(f"\n  {name}: {reason}" for name, reason in found.unread.items())
         raise ValueError(f"nothing to report in {', '.join(map(str, paths))}: no run, experiment or measurement{more}")
     return found
 
 
-def _collect(path: Path, root: Path, found: Findings) -> None:
-    label = str(path.relative_to(root)) if path != root else root.resolve().name
+def _label(path: Path) -> str:
+    """What a path that was given is called: a run and what is in it bear its name, else names begin below a folder."""
+    place = path.resolve()
+    if path.is_dir():
+        return place.name if (path / "config.json").exists() else ""
+    return f"{place.parent.name}/{path.name}" if (path.parent / "config.json").exists() else path.name
+
+
+def _collect(path: Path, label: str, found: Findings) -> None:
+    if path.resolve() in found.seen:
+        return
+    found.seen.add(path.resolve())
     if path.is_file():
         reader = {".json": _read_profile, ".npz": _read_arrays}.get(path.suffix)
         if reader is not None:
@@ -88,10 +100,22 @@ def _collect(path: Path, root: Path, found: Findings) -> None:
         found.experiments.append(item)
         return
     if (path / "config.json").exists():
-        _attempt(_read_run, path, label, found)
+        _attempt(_read_run, path, label or path.resolve().name, found)
     for inner in sorted(path.iterdir()):
         if not inner.name.startswith(".") and inner.name not in ("checkpoints", "snapshots", "tensorboard", "figures"):
-            _collect(inner, root, found)
+            _collect(inner, f"{label}/{inner.name}" if label else inner.name, found)
+
+
+def _free(known: Mapping[str, Any], label: str, path: Path) -> str:
+    """The label, or the whole path where something of this kind has it already: two folders may hold equal names."""
+    return label if label not in known else _unique(str(path.with_suffix("")), set(known))
+
+
+def _short(label: str, path: Path, usual: str) -> str:
+    """A measurement of a run bears the run's name, unless another one, such as local_energy-2, lies beside it."""
+    label = label.removesuffix(path.suffix)
+    several = any(path.parent.glob(f"{usual}-*{path.suffix}"))
+    return label if several else label.removesuffix(f"/{usual}")
 
 
 def _attempt(reader: Any, path: Path, label: str, found: Findings) -> None:
@@ -105,24 +129,27 @@ def _read_run(path: Path, label: str, found: Findings) -> None:
     run = Run.open(path)
     for part in {"experiment", "options", "data"} & run.config.keys():
         run.part(part)  # what it has, it has rightly
-    found.runs[label] = run
+    found.runs[_free(found.runs, label, path)] = run
 
 
 def _read_arrays(path: Path, label: str, found: Findings) -> None:
     names = set(names_in_npz(path))
-    label = label.removesuffix(".npz").removesuffix("/solutions").removesuffix("/local_entropy")
     if {"deltas", "phi"} <= names:
-        found.entropies[label] = LocalEntropy.load(path)
+        label = _short(label, path, "local_entropy")
+        found.entropies[_free(found.entropies, label, path)] = LocalEntropy.load(path)
     elif {"weights", "metadata"} <= names:
-        found.solutions[label] = Solutions.load(path)
+        label = _short(label, path, "solutions")
+        found.solutions[_free(found.solutions, label, path)] = Solutions.load(path)
 
 
 def _read_profile(path: Path, label: str, found: Findings) -> None:
     content = read_json(path, "JSON document", lambda found: found)
     if isinstance(content, dict) and {"sigmas", "mean"} <= content.keys():
-        found.energies[label.removesuffix(".json").removesuffix("/local_energy")] = LocalEnergy.load(path)
+        label = _short(label, path, "local_energy")
+        found.energies[_free(found.energies, label, path)] = LocalEnergy.load(path)
     elif isinstance(content, dict) and content.get("kind") == FreeEntropy.KIND:
-        found.volumes[label.removesuffix(".json").removesuffix("/free_entropy")] = FreeEntropy.load(path)
+        label = _short(label, path, "free_entropy")
+        found.volumes[_free(found.volumes, label, path)] = FreeEntropy.load(path)
 
 
 def _item_of(folder: Path) -> Experiment | None:

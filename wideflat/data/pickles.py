@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from wideflat.checks import a_kind
+
 __all__ = ["UnsafePickleError", "read_pickle"]
 
 _LIMIT = 1 << 31  # bytes that one array may have
@@ -137,7 +139,7 @@ def _stand_ins(room: _Room) -> tuple[Any, dict[tuple[str, str], Any]]:
 
     def from_buffer(buffer: Any, kind: Any, shape: Any, order: Any = "C") -> Array:
         if not isinstance(buffer, (bytes, bytearray)):
-            raise UnsafePickleError(f"an array of the pickle is made of a {type(buffer).__name__}")
+            raise UnsafePickleError(f"an array of the pickle is made of {a_kind(buffer)}")
         room.take(len(buffer))
         made = Array()
         made.__setstate__((1, shape, kind, order == "F", bytes(buffer)))
@@ -187,4 +189,4 @@ class _Conversion:
             return type(value)(self(v, depth + 1) for v in value)
         if value is None or type(value) in (int, float, bool, str, bytes):
             return value
-        raise UnsafePickleError(f"the pickle holds a {type(value).__name__}")
+        raise UnsafePickleError(f"the pickle holds {a_kind(value)}")

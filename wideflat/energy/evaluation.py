@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from wideflat.batch_norm import refresh_batch_norm
 from wideflat.centered import warn_off_center
-from wideflat.checks import network, shown
+from wideflat.checks import a_kind, network, shown
 from wideflat.checks.calls import called
 from wideflat.energy.blocks import random_state, restore_random_state, to_device
 from wideflat.energy.folding import FoldedNetwork
@@ -216,7 +216,7 @@ class Evaluation:
             return self._alignment.aligned(result, batch["labels"]) if named else (result, batch["labels"])
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise TypeError(
-                f"a batch must be (inputs, targets), or a dictionary with labels; for a {type(batch).__name__}"
+                f"a batch must be (inputs, targets), or a dictionary with labels; for {a_kind(batch)}"
                 f"{f' of {len(batch)}' if hasattr(batch, '__len__') else ''} give forward=, a function of the model "
                 "and the batch that returns (outputs, targets):\n    def forward(model, batch):\n"
                 "        outputs = model(...)    # whatever of the batch it takes\n        return outputs, batch[...]"

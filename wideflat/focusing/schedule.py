@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from wideflat.checks import choice, instance, number, numbers_of, shown, whole
+from wideflat.checks import a_kind, choice, instance, number, numbers_of, shown, whole
 from wideflat.checks.calls import called
 from wideflat.checks.records import reading
 
@@ -193,7 +193,7 @@ class Focusing:
         if self._attribute is not None:
             return [number(f"the {self._attribute} of target", getattr(self.target, self._attribute))]
         if not hasattr(self.target, "param_groups"):
-            raise ValueError(f"a {type(self.target).__name__} has no gamma to focus")
+            raise ValueError(f"{a_kind(self.target)} has no gamma to focus")
         if not all("gamma" in group for group in self.target.param_groups):
             raise ValueError(
                 f"the param groups of {type(self.target).__name__} have no gamma to focus; "
@@ -206,7 +206,7 @@ class Focusing:
             try:
                 setattr(self.target, self._attribute, self._at(self.tau, self.gamma0[0]))
             except AttributeError as error:
-                raise ValueError(f"the gamma of a {type(self.target).__name__} cannot be set: {error}") from error
+                raise ValueError(f"the gamma of {a_kind(self.target)} cannot be set: {error}") from error
             return
         for group, gamma0 in zip(self.target.param_groups, self.gamma0, strict=True):
             gamma = self._at(self.tau, gamma0)
