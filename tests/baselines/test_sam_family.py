@@ -387,6 +387,40 @@ def test_sixteen_bit_weights_are_perturbed_in_float32_if_asked_for():
     assert changed[None] < 0.9 < 0.99 < changed[torch.float32]
 
 
+class Kept(nn.Module):
+    """A product of weights that is made once for each version of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(4, 3))
+        self.kept = None, None
+
+    def forward(self, x):
+        version = self.a._version, self.b._version
+        if self.kept[0] != version:
+            self.kept = version, self.a.detach() @ self.b.detach()
+        return x @ self.kept[1].T + 0 * (self.a.sum() + self.b.sum())
+
+
+@pytest.mark.parametrize("wanted", [None, torch.float64], ids=["in place", "in another type"])
+def test_what_a_network_keeps_of_its_weights_is_not_taken_for_another_point(wanted):
+    torch.manual_seed(0)
+    model, x = Kept(), torch.randn(5, 3)
+    opt = wideflat.SAM(model.parameters(), rho=0.5, lr=0.0, perturb_dtype=wanted)
+
+    def right():
+        product = (model.a @ model.b).detach()
+        assert torch.allclose(model(x.to(model.a.dtype)), x.to(model.a.dtype) @ product.T)
+
+    right()
+    (model.a.square().sum() + model.b.square().sum()).backward()
+    opt.perturb()
+    right()
+    (model.a.square().sum() + model.b.square().sum()).backward()
+    opt.restore()
+    right()
+
+
 # ----------------------------------------------------------------------------------------------------- misuse by hand
 
 

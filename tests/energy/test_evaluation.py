@@ -1,6 +1,7 @@
 """What a network may be given: several inputs, NumPy arrays; and what is refused at the door."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -134,3 +135,59 @@ def test_a_network_may_view_its_maps(noise):
     ours, theirs = (measure(network, data, [0.3], **options) for network in (model, plain))
     assert ours.baseline == pytest.approx(theirs.baseline, rel=1e-5)
     assert abs(ours.mean[0] - theirs.mean[0]) < 4 * np.hypot(ours.stderr[0], theirs.stderr[0])
+
+
+# --------------------------------------------- torch's own branches and loops, compiled where they are called
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.w = nn.Linear(6, 3), nn.Linear(6, 3), nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return torch.cond(self.w.sum() > 0, lambda x: self.a(x).tanh(), lambda x: self.b(x).sigmoid(), (x,))
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.h = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        first = torch.tensor(0), x
+        return self.h(torch.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, self.a(h).tanh()), first)[1])
+
+
+class BranchOfPython(Branch):
+    def forward(self, x):
+        return self.a(x).tanh() if self.w.sum() > 0 else self.b(x).sigmoid()
+
+
+class LoopOfPython(Loop):
+    def forward(self, x):
+        for _ in range(3):
+            x = self.a(x).tanh()
+        return self.h(x)
+
+
+@pytest.mark.parametrize(("kind", "twin"), [(Branch, BranchOfPython), (Loop, LoopOfPython)], ids=["cond", "while_loop"])
+def test_what_cannot_be_compiled_is_refused_with_a_way_that_is_right(kind, twin):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = kind()
+    python = twin()
+    python.load_state_dict(model.state_dict())
+    inputs = torch.randn(40, 6)
+    with torch.no_grad():
+        data = inputs, python(inputs)
+    options = {"metric": lambda o, t: (o - t).square().mean(1), "max_passes": 4, "progress": False}
+    for noise in ("auto", "pass"):
+        with pytest.raises(RuntimeError, match=re.escape('with torch.compiler.set_stance("force_eager"):')) as caught:
+            local_energy(model, data, [0.2, 0.8], noise=noise, **options)
+        assert "fails on these data" not in str(caught.value) and kind.__name__ in str(caught.value)
+        with torch.compiler.set_stance("force_eager"):
+            found = local_energy(model, data, [0.2, 0.8], noise=noise, **options)
+        same = local_energy(python, data, [0.2, 0.8], noise=found.conventions["noise"], **options)
+        np.testing.assert_allclose(found.mean, same.mean, rtol=1e-4)  # the noise is the same
+        assert 0 < found.mean[0] < found.mean[1]

@@ -291,6 +291,7 @@ class SAM(Optimizer):
         first.w = [p.data for p in params]
         for p, step in zip(params, e, strict=True):
             p.data = (_wide(p.data) + step).to(self.perturb_dtype)
+        torch.autograd.graph.increment_version(params)  # unlike writing in place, ``.data =`` is not counted
 
     def _factors(self, inverse: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """What e is scaled by, the same tensor for all of a group. To maximize, e goes to where the loss is lowest."""
@@ -326,6 +327,7 @@ class SAM(Optimizer):
                 gradient, p.grad = p.grad, None
                 p.data = w
                 p.grad = None if gradient is None else gradient.to(w.dtype)
+            torch.autograd.graph.increment_version(params[: len(kept)])
         for buffer, value in self._work.first.buffers:
             buffer.copy_(value)
         torch.clear_autocast_cache()

@@ -45,6 +45,10 @@ class Trial:
     succeeded: bool = False
 
 
+class NotCompiled(RuntimeError):
+    """torch compiles a part of the network where it is called, and cannot do so within a measurement."""
+
+
 class Evaluation:
     """Evaluates a network on batches: what to call, on which device, with which metric and batch-norm statistics.
 
@@ -198,9 +202,22 @@ class Evaluation:
         """Outputs and targets of a batch, whose inputs are in the form that the network takes.
 
         Inside of autocast, weights that were cast before they were perturbed are forgotten.
+
+        Raises:
+            NotCompiled: With what to do instead.
         """
         torch.clear_autocast_cache()
-        return self._form.answer(self._outputs, batch, self._over_inputs)
+        try:
+            return self._form.answer(self._outputs, batch, self._over_inputs)
+        except RuntimeError as error:
+            if not type(error).__module__.startswith("torch._dynamo"):
+                raise
+            raise NotCompiled(
+                f"torch cannot compile a part of the network ({type(self.model).__name__}) within a measurement: "
+                f"{str(error).strip().splitlines()[0]}. torch.cond, while_loop, scan and whatever was given to "
+                "torch.compile are compiled where they are called. The network can be measured without that:\n"
+                '    with torch.compiler.set_stance("force_eager"):\n        ...    # the same call again'
+            ) from error
 
     def _outputs(self, batch: Any) -> tuple[Any, Any]:
         if self.forward is not None:
@@ -278,6 +295,8 @@ class Evaluation:
         """Say of an error from deep inside the network that it is the network's, on these data."""
         try:
             yield
+        except NotCompiled:
+            raise
         except (RuntimeError, IndexError, AttributeError) as error:
             raise RuntimeError(
                 f"the network ({type(self.model).__name__}) fails on these data: {error}. Try model(inputs) on a "
