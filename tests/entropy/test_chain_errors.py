@@ -32,7 +32,9 @@ def test_a_chain_that_stays_apart_makes_the_time_long():
     stuck = np.tile([-1.0, 1.0], (50, 1)) + 1e-3 * np.random.default_rng(0).normal(size=(50, 2))
     assert autocorrelation_time(stuck) > 40
     (variance,), (freedom,), _ = variances([stuck])
-    assert variance == pytest.approx(1, rel=0.01) and freedom == pytest.approx(1, abs=1e-3)  # at least two numbers count
+    assert variance == pytest.approx(1, rel=0.01) and freedom == pytest.approx(
+        1, abs=1e-3
+    )  # at least two numbers count
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
