@@ -17,8 +17,9 @@ ROWS = [
 ]
 NAMES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[-1])})
 OF_THE_PAPER = [
-    *(f"Eq. {number}" for number in range(1, 9)), "Algorithm 1", "Algorithm 2", "Sec. 4", "App. A", "App. B.1",
-    "App. B.2", "App. B.3", "App. C", "Table 1", *(f"Figure {number}" for number in range(1, 8)),
+    *(f"Eq. {number}" for number in range(1, 13)), "Algorithm 1", "Algorithm 2", "Sec. 4", "App. A", "App. B.1",
+    "App. B.2", "App. B.3", "App. C", "App. C.1", "App. C.2", "Table 1",
+    *(f"Figure {number}" for number in range(1, 8)),
 ]  # fmt: skip
 
 

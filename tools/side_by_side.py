@@ -66,6 +66,7 @@ def cases() -> dict[str, list[str]]:
     found["train-bf16"] = [f"train {TRAIN} --algorithm rsgd --amp bf16 --out OUT/train-bf16"]
     for name in ("rsgd", "parle"):
         found[f"train-{name}-ranks"] = [f"3 train {TRAIN} --algorithm {name} --out OUT/train-{name}-ranks"]
+    found["train-rsgd-jobs"] = [f"train {TRAIN} --algorithm rsgd --fault-tolerant --out OUT/train-rsgd-jobs"]
     for name in COMMITTEES:
         folder = f"committee-{name}"
         found[folder] = [f"train committee-{name} --restarts 3 --patterns 60 --set max_epochs=60 --out OUT/{folder}"]

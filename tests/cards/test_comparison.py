@@ -5,7 +5,6 @@ import pytest
 
 from wideflat import Card, LocalEnergy
 from wideflat.cards.card import Entry
-from wideflat.cards.pooling import pooled
 
 
 def made(mean, stderr=0.01, title="a", common=0.0, **changed):
@@ -66,20 +65,3 @@ def test_how_often_a_difference_is_called_one():
         a, b = (made(0.3 + 0.01 * rng.standard_normal(2)) for _ in range(2))
         seen += not str(a.compare(b)).startswith("No difference")
     assert 8 <= seen <= 34
-
-
-def test_pooled_profiles_cover_like_one_of_twice_the_length():
-    rng = np.random.default_rng(1)
-    hits = 0
-    for _ in range(400):
-        parts = []
-        for seed, n in enumerate((5, 15)):
-            draws = 1 + 0.3 * rng.standard_normal(n)
-            stderr = draws.std(ddof=1) / n**0.5
-            parts.append(LocalEnergy([0.1], [draws.mean()], [stderr], 0.0, degrees_of_freedom=[n - 1],
-                                     evaluations=[n], conventions={"seed": seed}))  # fmt: skip
-        low, high = pooled(*parts).interval(0.95)[0]
-        hits += low <= 1 <= high
-    assert 0.92 < hits / 400 < 0.985
-    with pytest.raises(ValueError, match="same seed"):
-        pooled(parts[0], parts[0])

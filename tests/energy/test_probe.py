@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from wideflat.energy.agreement import agree
 from wideflat.energy.blocks import Block
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.probe import observe
@@ -106,21 +105,3 @@ def test_randomness_is_found_and_told_from_a_state():
 
     with pytest.raises(ValueError, match="keeps something from call to call"):
         look(Between(counting))
-
-
-def test_agreement_is_to_rounding_and_knows_infinities():
-    a = torch.tensor([1.0, float("nan"), float("inf"), 1e-3])
-    assert agree(a, a + 1e-6) and not agree(a, a + 1e-3) and not agree(a, a[:3])
-    assert not agree(a.double(), a.double() + 1e-9) and agree(a.bfloat16(), a.bfloat16() + 1e-2)
-    assert agree({"x": a}, {"x": a}) and not agree({"x": a}, {"x": a, "y": a})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64])
-def test_agreement_of_numbers_that_are_none_and_of_no_numbers(dtype):
-    nothing, some = torch.zeros(0, dtype=dtype), torch.ones(3, dtype=dtype)
-    assert agree(nothing, nothing) and agree(some, some.clone()) and not agree(some, 2 * some)
-    if dtype != torch.int64:
-        gap = torch.tensor([1.0, torch.nan, torch.inf], dtype=dtype)
-        assert agree(gap, gap.clone()) and not agree(gap, some) and not agree(some, gap)
-        assert agree(gap, gap + torch.tensor([1e-6, 0, 0], dtype=dtype))
-        assert not agree(gap, gap + torch.tensor([1e-2, 0, 0], dtype=dtype))

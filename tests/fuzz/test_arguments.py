@@ -19,6 +19,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from doors import DOORS
+from many import from_the_command_line
 from rubbish import rubbish
 
 import wideflat
@@ -104,19 +105,10 @@ def test_wrong_arguments_are_refused_in_our_words(part):
         assert fault(name, changes) is None, describe(number, name, changes)
 
 
-def main(cases: int = 5000, seed: int | None = None) -> int:
-    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    print(f"{cases} cases of seed {seed}", flush=True)
-    bad = 0
-    for number in range(cases):
-        name, changes = case(number, seed)
-        print(f"\r{number}", end="", file=sys.stderr, flush=True)  # what a crash leaves to be read
-        if (what := fault(name, changes)) is not None:
-            bad += 1
-            print(f"{describe(number, name, changes)}\n    {what}", flush=True)
-    print(f"{cases} cases of seed {seed}: {bad} faults")
-    return bool(bad)
+def one(number: int, seed: int) -> tuple[str, str | None]:
+    name, changes = case(number, seed)
+    return describe(number, name, changes), fault(name, changes)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(int(word) for word in sys.argv[1:])))
+    sys.exit(from_the_command_line("cases", one))

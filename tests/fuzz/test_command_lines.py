@@ -7,11 +7,13 @@ import io
 import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from many import from_the_command_line
 from test_arguments import Hang, in_time
 
 from wideflat.cli import COMMANDS, main
@@ -100,23 +102,16 @@ def test_no_command_line_ends_in_a_traceback(folder, part):
         assert fault(arguments) is None, arguments
 
 
-def run(cases: int, seed: int) -> int:
-    """Many cases, in a folder of their own; how many are at fault."""
-    import tempfile
-
-    bad, before = 0, os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        fill(Path(folder))
-        for number in range(cases):
-            arguments = command_line(number, seed)
-            if (what := fault(arguments)) is not None:
-                bad += 1
-                print(f"case {number}: wideflat {' '.join(map(repr, arguments))}\n    {what}", flush=True)
-        os.chdir(before)
-    print(f"{cases} command lines of seed {seed}: {bad} faults", flush=True)
-    return bad
+def one(number: int, seed: int) -> tuple[str, str | None]:
+    arguments = command_line(number, seed)
+    return f"case {number}: wideflat {' '.join(map(repr, arguments))}", fault(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(bool(run(int(sys.argv[1]), int(sys.argv[2]))))
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        fill(Path(folder))
+        code = from_the_command_line("command lines", one, cases=500)
+        os.chdir(before)
+    sys.exit(code)

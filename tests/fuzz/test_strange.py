@@ -26,6 +26,7 @@ import pytest
 matplotlib.use("agg")
 sys.path.insert(0, str(Path(__file__).parent))
 from doors import DOORS
+from many import from_the_command_line
 from more_doors import MORE_DOORS
 from room_doors import ROOM_DOORS
 from strange import STRANGE, spoilt
@@ -124,18 +125,11 @@ def test_what_is_strange_is_refused_by_us(part):
         assert fault(name, changes) is None, described(number, name, changes)
 
 
-def main(cases: int = 5000, seed: int | None = None) -> int:
-    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    print(f"{cases} strange cases of seed {seed}", flush=True)
-    bad = 0
-    for number in range(cases):
-        name, changes = case(number, seed)
-        if (what := fault(name, changes)) is not None:
-            bad += 1
-            print(f"{described(number, name, changes)}\n    {what}", flush=True)
-    print(f"{cases} strange cases of seed {seed}: {bad} faults")
-    return bool(bad)
+def one(number: int, seed: int) -> tuple[str, str | None]:
+    name, changes = case(number, seed)
+    what = fault(name, changes)
+    return described(number, name, changes), what
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(int(word) for word in sys.argv[1:])))
+    sys.exit(from_the_command_line("strange cases", one))

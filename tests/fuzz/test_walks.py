@@ -29,6 +29,7 @@ import wideflat
 
 sys.path.insert(0, str(Path(__file__).parent))
 from doors import pairs, steps, weights
+from many import from_the_command_line
 from more_doors import FOLDER, result
 from strange import STRANGE, spoilt
 from test_arguments import SECONDS, Hang, in_time
@@ -183,17 +184,5 @@ def test_walks_are_refused_by_us(part):
         assert what is None, done
 
 
-def main(cases: int = 5000, seed: int | None = None) -> int:
-    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    bad = 0
-    for number in range(cases):
-        done, what = fault(number, seed)
-        if what is not None:
-            bad += 1
-            print(f"{done}\n    {what}", flush=True)
-    print(f"{cases} walks of seed {seed}: {bad} faults")
-    return bool(bad)
-
-
 if __name__ == "__main__":
-    sys.exit(main(*(int(word) for word in sys.argv[1:])))
+    sys.exit(from_the_command_line("walks", fault))
