@@ -81,7 +81,7 @@ WRONG = [
     ("train cifar10-smallconvnet --data nowhere", 1, "nowhere"),
     ("local-energy nowhere", 1, "nowhere"),
     ("local-entropy nowhere.npz", 1, "nowhere.npz"),
-    ("report nowhere", 1, "nowhere does not exist"),
+    ("report nowhere", 1, "there is no nowhere"),
     ("report foreign", 1, "nothing to report"),
     ("reproduce fig2 --redraw", 1, "holds no tables"),
     ("reproduce fig3 --data nowhere", 1, "nowhere"),
