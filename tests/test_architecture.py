@@ -133,7 +133,7 @@ TESTED_ELSEWHERE = {
     "committee/test_training.py": "reference",
     "data/test_catalogue.py": "folders",
     "energy/test_alignment.py": "hidden_units",
-    "energy/test_measure.py": "block_energy ranks",
+    "energy/test_measure.py": "ranks",
     "entropy/test_free_entropy.py": "integration network_energy",
     "entropy/test_measure.py": "curve",
     "entropy/test_volumes.py": "volume",

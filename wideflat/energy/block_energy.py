@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from wideflat.energy.blocks import Block, cloned, repeated, seed_everything
 from wideflat.energy.first_layer import FirstLayer
 from wideflat.energy.folding import FoldedNetwork
+from wideflat.energy.probe import depends_on_company
 from wideflat.energy.request import Plan
 from wideflat.energy.shared_noise import SharedNoise
 from wideflat.energy.uses import Unforeseen
@@ -170,7 +171,10 @@ class BlockEnergy:
         before, baseline = _versions(kept.batch), None
         known = self.baselines.setdefault(j, [])
         if not (known and self._fixed and self.plan.blocks.fixed and self.plan.blocks.indexed):
-            baseline = _in_float64(torch.mean, self._at(single, block.size, 0.0, number, j))
+            result = self._result(single, 0.0, number, j)
+            if not known:
+                self._require_independence(single, block, result[0])
+            baseline = _in_float64(torch.mean, evaluation.score(*result, block.size))
             self.sizes[j] = evaluation.counted
         place = (number,) if self.plan.noise == "pass" else (number, j)
         generator = generator_of(evaluation.device, derive_seed(self.plan.request.seed, "noise", *place))
@@ -224,12 +228,23 @@ class BlockEnergy:
         if self.first_layer is not None:
             self.first_layer.start(source)
 
+    def _require_independence(self, batch: Any, block: Block, outputs: Any) -> None:
+        """Try with some later blocks, ever fewer of them, what was found out about examples with the first."""
+        j, size = block.index, block.size
+        if self.example is None or self.plan.behaviour.examples != "independent" or size < 2 or j < 1 or j & (j - 1):
+            return
+        if depends_on_company(self.evaluation, batch, size, outputs, derive_seed(self.plan.request.seed, j) % size):
+            raise Unforeseen("the examples of a batch influence each other, which those of the first batch did not")
+
     def _at(self, batch: Any, size: int, sigma: float, number: int, index: int) -> Tensor:
         """The metric of a batch at w + sigma a z, with the z that was drawn."""
+        return self.evaluation.score(*self._result(batch, sigma, number, index), size)
+
+    def _result(self, batch: Any, sigma: float, number: int, index: int) -> tuple[Any, Any]:
+        """Its outputs and targets."""
         if self.plan.behaviour.random:  # the same numbers for every sigma and for the baseline
             seed_everything(derive_seed(self.plan.request.seed, "network", number, index))
-        outputs, targets = self.outputs(batch, sigma, self._calibration)
-        return self.evaluation.score(outputs, targets, size)
+        return self.outputs(batch, sigma, self._calibration)
 
     def outputs(self, batch: Any, sigma: float, calibration: list[Any]) -> tuple[Any, Any]:
         """Outputs and targets of a batch at w + sigma a z, with the z that was drawn."""

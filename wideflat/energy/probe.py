@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from wideflat.energy.agreement import agree, tensors
+from wideflat.energy.agreement import SLACK, agree, tensors
 from wideflat.energy.blocks import Block, chosen, cloned, seed_everything
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.metrics import NamedMetric
@@ -28,7 +28,7 @@ from wideflat.seeds import derive_seed
 #: Examples that are tried by themselves.
 ALONE = 4
 
-__all__ = ["Behaviour", "company", "comparable", "observe", "of_examples"]
+__all__ = ["Behaviour", "company", "comparable", "depends_on_company", "observe", "of_examples"]
 
 
 @dataclass
@@ -92,6 +92,14 @@ def comparable(evaluation: Evaluation, result: tuple[Any, Any], size: int) -> An
 def company(example: int, size: int) -> list[int]:
     """One example in company of itself alone, in a batch whose size is not ``size``."""
     return [example] * (3 if size == 2 else 2)
+
+
+def depends_on_company(evaluation: Evaluation, batch: Any, size: int, outputs: Any, example: int) -> bool:
+    """Whether an example of a batch has other outputs in company of itself alone, with the weights as they are."""
+    alone = company(example, size)
+    found, _ = evaluation.outputs(cloned(chosen(batch, alone, size)))
+    mine, theirs = of_examples(outputs, size, alone, found, len(alone))
+    return not agree(mine, theirs, scale=tensors(outputs), slack=SLACK)
 
 
 def _same_reversed(
