@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["SLACK", "agree", "tensors"]
+__all__ = ["SLACK", "agree", "disagree", "tensors"]
 
 #: Rounding that may lie between two ways of computing the same, in units of the last place: products are reordered.
 SLACK = 8192.0
@@ -34,6 +34,32 @@ def agree(a: Any, b: Any, scale: Any = None, slack: float = 256.0) -> bool:
     return len(ours) == len(theirs) and all(_close(x, y, slack, largest) for x, y in zip(ours, theirs, strict=True))
 
 
+def disagree(a: Any, b: Any, scale: Any, slack: float = SLACK) -> Tensor:
+    """Not `agree`, as a flag where the tensors are, which nobody has to wait for.
+
+    Example:
+        >>> one = torch.ones(2)
+        >>> disagree(one, one + 1e-4, one), disagree(one, one - 1, one)
+        (tensor(False), tensor(True))
+    """
+    flags = []
+    sizes = [part.abs() for part in tensors(scale) if part.numel() and (part.is_floating_point() or part.is_complex())]
+    for x, y in zip(tensors(a), tensors(b), strict=True):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            flags.append(torch.ones((), dtype=torch.bool, device=x.device))
+        elif not (x.is_floating_point() or x.is_complex()):
+            flags.append((x != y).any())
+        elif x.numel():
+            largest = torch.stack(
+                [size.nan_to_num(0.0, 0.0, 0.0).max().to(x.device, torch.float32) for size in sizes]
+            ).max()
+            gap = torch.where((x == y) | ((x != x) & (y != y)), 0, (x - y).abs()).to(torch.float32)
+            flags.append((gap.nan_to_num(torch.inf) > _bound(x.dtype, slack) * largest).any())
+    return (
+        torch.stack([flag.to(flags[0].device) for flag in flags]).any() if flags else torch.zeros((), dtype=torch.bool)
+    )
+
+
 def _largest(part: Tensor) -> float:
     """The largest finite size of a number; 0 where there is none. Most tensors have no others: one look tells."""
     if part.numel() == 0:
@@ -48,12 +74,16 @@ def _close(a: Tensor, b: Tensor, slack: float, largest: float) -> bool:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    unit = torch.finfo(a.dtype).eps
-    slack = slack if unit < 1e-5 else slack**0.25  # half precision rounds each result, not each term of a sum
-    bound = slack * unit * largest
+    bound = _bound(a.dtype, slack) * largest
     if a.numel() == 0 or (not a.is_complex() and bool((a - b).abs_().max() <= bound)):  # NaN is not below it
         return True
     return bool(torch.isclose(a, b, rtol=0.0, atol=bound, equal_nan=True).all())
+
+
+def _bound(dtype: torch.dtype, slack: float) -> float:
+    """What may lie between two results, as a share of the largest number."""
+    unit = torch.finfo(dtype).eps
+    return unit * (slack if unit < 1e-5 else slack**0.25)  # half precision rounds each result, not each term of a sum
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -48,12 +48,14 @@ class Pending:
         active: Which sigmas.
         values: The means of the metric, (tiles, sigmas), or, of a device without float64, the metric at each of these.
         baseline: The metric at w, where it was evaluated.
+        doubt: Whether examples influence each other after all, where that was tried.
     """
 
     tiles: int
     active: np.ndarray
     values: list[Tensor]
     baseline: Tensor | None
+    doubt: Tensor | None = None
 
 
 @dataclass
@@ -168,12 +170,12 @@ class BlockEnergy:
         if kept is None:
             single = evaluation.load(block.batch)
             kept = _Kept(repeated(single, tiles), {})
-        before, baseline = _versions(kept.batch), None
+        before, baseline, doubt = _versions(kept.batch), None, None
         known = self.baselines.setdefault(j, [])
         if not (known and self._fixed and self.plan.blocks.fixed and self.plan.blocks.indexed):
             result = self._result(single, 0.0, number, j)
             if not known:
-                self._require_independence(single, block, result[0])
+                doubt = self._doubt(single, block, result[0])
             baseline = _in_float64(torch.mean, evaluation.score(*result, block.size))
             self.sizes[j] = evaluation.counted
         place = (number,) if self.plan.noise == "pass" else (number, j)
@@ -194,16 +196,24 @@ class BlockEnergy:
         self._keep(j, tiles, kept)
         if values and values[0].dtype == torch.float64:
             values = [torch.stack(values, 1)]
-        return Pending(tiles, active.copy(), values, baseline)
+        return Pending(tiles, active.copy(), values, baseline, doubt)
 
     def settled(self, launched: Mapping[int, Pending]) -> dict[int, np.ndarray]:
         """The dE of blocks for each of their passes and each sigma, (tiles, S); NaN where that was not active.
 
         The host waits once for all of them.
+
+        Raises:
+            Unforeseen: Where examples influence each other that were thought not to.
         """
         sigmas, found = self.plan.request.sigmas, {}
-        tensors = [t for one in launched.values() for t in ([] if one.baseline is None else [one.baseline])]
-        arrived = iter(fetched(tensors + [value for one in launched.values() for value in one.values]))
+        tensors = [one.baseline for one in launched.values() if one.baseline is not None]
+        values = [value for one in launched.values() for value in one.values]
+        doubts = [one.doubt.to(torch.float32) for one in launched.values() if one.doubt is not None]
+        fetch = fetched([*tensors, *values, *doubts])
+        if any(map(bool, fetch[len(tensors) + len(values) :])):
+            raise Unforeseen("the examples of a batch influence each other, which those of the first batch did not")
+        arrived = iter(fetch)
         for j, one in launched.items():
             if one.baseline is not None:
                 self.baselines[j].append(float(next(arrived).mean()))
@@ -228,13 +238,12 @@ class BlockEnergy:
         if self.first_layer is not None:
             self.first_layer.start(source)
 
-    def _require_independence(self, batch: Any, block: Block, outputs: Any) -> None:
+    def _doubt(self, batch: Any, block: Block, outputs: Any) -> Tensor | None:
         """Try with some later blocks, ever fewer of them, what was found out about examples with the first."""
         j, size = block.index, block.size
         if self.example is None or self.plan.behaviour.examples != "independent" or size < 2 or j < 1 or j & (j - 1):
-            return
-        if depends_on_company(self.evaluation, batch, size, outputs, derive_seed(self.plan.request.seed, j) % size):
-            raise Unforeseen("the examples of a batch influence each other, which those of the first batch did not")
+            return None
+        return depends_on_company(self.evaluation, batch, size, outputs, derive_seed(self.plan.request.seed, j) % size)
 
     def _at(self, batch: Any, size: int, sigma: float, number: int, index: int) -> Tensor:
         """The metric of a batch at w + sigma a z, with the z that was drawn."""

@@ -24,6 +24,7 @@ The estimator and its error bars are those of :mod:`wideflat.energy.stratified`,
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -247,11 +248,17 @@ class _Loop:
                 bar.advance(tiles)
         except KeyboardInterrupt:
             if self.plan.noise != "pass" and world_size() == 1:  # what this round has measured so far is not lost
-                self._enter(number, self.energy.settled(launched), tiles)
+                with contextlib.suppress(Unforeseen):
+                    self._enter(number, self.energy.settled(launched), tiles)
             raise
         except Unforeseen as error:  # all ranks hear of it before it is raised
             surprise = error
-        self._enter(number, self._gather(self.energy.settled(launched), surprise), tiles)
+        rows: dict[int, np.ndarray] = {}
+        try:
+            rows = self.energy.settled(launched)
+        except Unforeseen as error:
+            surprise = surprise or error
+        self._enter(number, self._gather(rows, surprise), tiles)
 
     def _visit(self, number: int, part: list[int] | None) -> Iterator[Block]:
         """The blocks of this process."""

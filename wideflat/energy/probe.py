@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from wideflat.energy.agreement import SLACK, agree, tensors
+from wideflat.energy.agreement import agree, disagree, tensors
 from wideflat.energy.blocks import Block, chosen, cloned, seed_everything
 from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.metrics import NamedMetric
@@ -94,12 +94,12 @@ def company(example: int, size: int) -> list[int]:
     return [example] * (3 if size == 2 else 2)
 
 
-def depends_on_company(evaluation: Evaluation, batch: Any, size: int, outputs: Any, example: int) -> bool:
-    """Whether an example of a batch has other outputs in company of itself alone, with the weights as they are."""
+def depends_on_company(evaluation: Evaluation, batch: Any, size: int, outputs: Any, example: int) -> Tensor:
+    """Whether an example of a batch has other outputs in company of itself alone: a flag that nobody waits for."""
     alone = company(example, size)
     found, _ = evaluation.outputs(cloned(chosen(batch, alone, size)))
     mine, theirs = of_examples(outputs, size, alone, found, len(alone))
-    return not agree(mine, theirs, scale=tensors(outputs), slack=SLACK)
+    return disagree(mine, theirs, scale=outputs)
 
 
 def _same_reversed(
