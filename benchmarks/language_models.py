@@ -2,6 +2,7 @@
 
     python benchmarks/language_models.py --out results/language-model            trains what is missing, writes tables
     python benchmarks/language_models.py --out results/language-model --tables   the tables alone, from what is there
+    python benchmarks/language_models.py --out FOLDER --steps 10000 --ways NAMES some of the ways, longer
 
 A byte-level GPT (861,312 weights) on the source text of Python's standard library; fine-tuned on its English help
 texts. Both come with every Python, so nothing is downloaded. One JSON file a training, written when it ends: started
@@ -314,10 +315,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/language-model"), help="folder of the results")
     parser.add_argument("--steps", type=int, default=1000, help="gradients a training")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS, metavar="WAY", help="these alone")
     parser.add_argument("--tables", action="store_true", help="do not train")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    campaign = Campaign(options.out, WAYS, partial(one, steps=options.steps), "loss", options.seeds)
+    ways = {name: way for name, way in WAYS.items() if name in options.ways}
+    if lost := [name for name, way in ways.items() if way.of is not None and way.of not in ways]:
+        parser.error(f"{lost[0]!r} has the rate of {ways[lost[0]].of!r}: name that too")
+    campaign = Campaign(options.out, ways, partial(one, steps=options.steps), "loss", options.seeds)
     if not options.tables:
         campaign.run()
     heading = f"{options.steps} gradients of {BATCH} x {CONTEXT} bytes, {options.seeds} seeds."

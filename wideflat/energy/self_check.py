@@ -28,7 +28,7 @@ __all__ = ["fast_path_differs"]
 #: Examples that are evaluated for the check; all of a block where they influence each other.
 FEW = 8
 #: Examples at most among which those with noise of their own are.
-CROWD = 512
+CROWD = 256
 
 
 def fast_path_differs(energy: BlockEnergy) -> bool:
