@@ -40,13 +40,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wideflat.data import DataError, dress_coat, load
-from wideflat.entropy.fixed_data import FixedData
-from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.network_energy import Network, NetworkEnergy, block_size
-from wideflat.entropy.volumes import FreeEntropy
-from wideflat.entropy.walks import Effort, Walk
 from wideflat.files import atomic_write
 from wideflat.models.small_conv_net import SmallConvNet
+from wideflat.volume.fixed_data import FixedData
+from wideflat.volume.free_entropy import free_entropy
+from wideflat.volume.network_energy import Network, NetworkEnergy, block_size
+from wideflat.volume.volumes import FreeEntropy
+from wideflat.volume.walks import Effort, Walk
 
 ROOT = Path(__file__).parent.parent
 MINIMA = {"flat": (0.05, 10, 0.0), "sharp": (0.01, 250, 0.9)}  # learning rate, batch, momentum
@@ -162,7 +162,7 @@ def kept(path: Path, compute: Callable[[], dict[str, float]]) -> dict[str, float
 
 
 def closed(options: argparse.Namespace) -> None:
-    spec = importlib.util.spec_from_file_location("closed_forms", ROOT / "tests" / "entropy" / "closed_forms.py")
+    spec = importlib.util.spec_from_file_location("closed_forms", ROOT / "tests" / "volume" / "closed_forms.py")
     assert spec is not None and spec.loader is not None
     forms: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(forms)

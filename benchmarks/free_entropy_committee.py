@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from wideflat.committee.training import train
 from wideflat.data import dress_coat
-from wideflat.entropy.free_entropy import free_entropy
 from wideflat.entropy.measure import local_entropy
+from wideflat.volume.free_entropy import free_entropy
 
 CASES = Path(__file__).parent.parent / "docs" / "free_entropy_committee.csv"
 SOLUTIONS, DELTAS, PATTERNS = ("sgd-fast", "sgd-slow"), (0.3, 1.0, 3.0), 100

@@ -28,9 +28,9 @@ from machine import describe, into_document
 from torch import nn
 from torch.nn import functional as F
 
-from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.volume import Integration
-from wideflat.entropy.walks import Effort, Walk
+from wideflat.volume.free_entropy import free_entropy
+from wideflat.volume.volume import Integration
+from wideflat.volume.walks import Effort, Walk
 
 ROOT = Path(__file__).parent.parent
 CASES, TRAPS = (ROOT / "docs" / f"free_entropy_{name}.csv" for name in ("coverage", "traps"))
@@ -42,7 +42,7 @@ FIRST_TRAP = 700_000  # since the descents: before their thresholds were chosen 
 
 def closed_forms() -> Any:
     """The families of the tests."""
-    path = ROOT / "tests" / "entropy" / "closed_forms.py"
+    path = ROOT / "tests" / "volume" / "closed_forms.py"
     spec = importlib.util.spec_from_file_location("closed_forms", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

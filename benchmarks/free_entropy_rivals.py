@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wideflat.entropy.gaussian_hmc import Energy, normal
-from wideflat.entropy.learning_coefficient import lanczos_quadrature
-from wideflat.entropy.network_energy import NetworkEnergy
-from wideflat.entropy.temperatures import Grid
-from wideflat.entropy.volume import Integration
+from wideflat.volume.gaussian_hmc import Energy, normal
+from wideflat.volume.learning_coefficient import lanczos_quadrature
+from wideflat.volume.network_energy import NetworkEnergy
+from wideflat.volume.temperatures import Grid
+from wideflat.volume.volume import Integration
 
 try:
     from devinterp.optim.sgmcmc import SGMCMC

@@ -48,13 +48,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat import local_energy
 from wideflat.committee import train
 from wideflat.data import dress_coat, load
-from wideflat.energy import shared_noise
 from wideflat.energy.block_energy import BlockEnergy
-from wideflat.energy.folding import FoldedNetwork
-from wideflat.energy.metrics import error_metric
 from wideflat.energy.request import Request, plan
 from wideflat.energy.self_check import fast_path_differs
+from wideflat.evaluation.folding import FoldedNetwork
+from wideflat.evaluation.metrics import error_metric
 from wideflat.models import resnet18, smallconvnet
+from wideflat.noise import shared_noise
 from wideflat.training.flatness import images_of_run
 from wideflat.training.runs import Run
 from wideflat.training.state_files import load_state

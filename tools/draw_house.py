@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE, DRAWING = ROOT / "docs" / "architecture.md", ROOT / "docs" / "architecture.svg"
 #: The layers that a command goes through, in this order, and what it does there.
 WAYS = {
-    "train": {11: "options", 8: "the loop", 4: "a step", 3: "images", 1: "run on disk"},
-    "local-energy": {11: "options", 8: "opens a run", 6: "measures", 2: "noise", 1: "profile"},
-    "reproduce": {11: "options", 10: "an item", 8: "trains", 6: "measures", 9: "draws"},
+    "train": {12: "options", 9: "the loop", 4: "a step", 3: "images", 1: "run on disk"},
+    "local-energy": {12: "options", 9: "opens a run", 7: "measures", 6: "evaluates", 2: "noise", 1: "profile"},
+    "reproduce": {12: "options", 11: "an item", 9: "trains", 7: "measures", 10: "draws"},
 }
 WIDTH, LEFT, FIRST, HEIGHT, GAP = 1660, 250, 84, 46, 12
 STYLE = """.t{font-size:18px;font-weight:600;fill:#1b2733}
@@ -58,7 +58,7 @@ def drawing(text: str) -> str:
 
 def layer(number: int, name: str, modules: list[str], words: str, y: int) -> list[str]:
     """One layer with its rooms."""
-    half = "lib" if number <= 7 else "exp"
+    half = "lib" if number <= 8 else "exp"
     short = re.split(r"[:;,]", words)[0]
     parts = [
         f'<rect x="20" y="{y}" width="{WIDTH - 40}" height="{HEIGHT}" rx="8" class="{half}"/>',

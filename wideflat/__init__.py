@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from wideflat.cards.measuring import card
     from wideflat.committee import CommitteeMachine
     from wideflat.energy import LocalEnergy, LocalEnergyTrace, committee_local_energy, layer_profiles, local_energy
-    from wideflat.energy.curvature import curvature
-    from wideflat.energy.eigenvalues import Spectrum
-    from wideflat.energy.shift import ShiftProfile, shift_profile
-    from wideflat.energy.slices import Slice, slices
-    from wideflat.energy.spectrum import layer_spectra, spectrum
-    from wideflat.energy.worst_case import worst_case
     from wideflat.entropic import Entropic
-    from wideflat.entropy import FreeEntropy, LocalEntropy
-    from wideflat.entropy.free_entropy import free_entropy
-    from wideflat.entropy.learning_coefficient import llc
+    from wideflat.entropy import LocalEntropy
     from wideflat.entropy.measure import local_entropy
     from wideflat.entropy_sgd import EntropySGD
     from wideflat.focusing import Focusing, TargetDistance, automatic_gamma0
+    from wideflat.hessian.curvature import curvature
+    from wideflat.hessian.eigenvalues import Spectrum
+    from wideflat.hessian.spectrum import layer_spectra, spectrum
+    from wideflat.landscape.shift import ShiftProfile, shift_profile
+    from wideflat.landscape.slices import Slice, slices
+    from wideflat.landscape.worst_case import worst_case
     from wideflat.notebook import plot
     from wideflat.replicas import ReplicaCoupling, Replicas
+    from wideflat.volume.free_entropy import free_entropy
+    from wideflat.volume.learning_coefficient import llc
+    from wideflat.volume.volumes import FreeEntropy
 
 __version__ = "0.2.0"
 
@@ -56,22 +57,22 @@ _PLACES = {
     "committee_local_energy": "energy.committees",
     "layer_profiles": "energy.series",
     "LocalEnergyTrace": "energy.series",
-    "worst_case": "energy.worst_case",
-    "curvature": "energy.curvature",
-    "spectrum": "energy.spectrum",
-    "layer_spectra": "energy.spectrum",
-    "Spectrum": "energy.eigenvalues",
-    "shift_profile": "energy.shift",
-    "ShiftProfile": "energy.shift",
-    "slices": "energy.slices",
-    "Slice": "energy.slices",
+    "worst_case": "landscape.worst_case",
+    "curvature": "hessian.curvature",
+    "spectrum": "hessian.spectrum",
+    "layer_spectra": "hessian.spectrum",
+    "Spectrum": "hessian.eigenvalues",
+    "shift_profile": "landscape.shift",
+    "ShiftProfile": "landscape.shift",
+    "slices": "landscape.slices",
+    "Slice": "landscape.slices",
     "card": "cards.measuring",
     "Card": "cards.card",
     "local_entropy": "entropy.measure",
     "LocalEntropy": "entropy.curve",
-    "free_entropy": "entropy.free_entropy",
-    "FreeEntropy": "entropy.volumes",
-    "llc": "entropy.learning_coefficient",
+    "free_entropy": "volume.free_entropy",
+    "FreeEntropy": "volume.volumes",
+    "llc": "volume.learning_coefficient",
     "plot": "notebook",
     "Lookahead": "baselines.lookahead",
     "EASGD": "baselines.easgd",

@@ -10,7 +10,7 @@ from wideflat.cards.card import Entry
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.page import verdict
 from wideflat.cards.summary import bounds, crossed
-from wideflat.entropy.volume import Integration
+from wideflat.volume.volume import Integration
 
 
 def test_the_page_has_every_section_and_loads_nothing(measured):

@@ -6,10 +6,10 @@ import pytest
 from wideflat import LocalEnergy
 from wideflat.cards.card import Card
 from wideflat.checks.records import parts_of
-from wideflat.energy.eigenvalues import Spectrum
-from wideflat.energy.shift import ShiftProfile
-from wideflat.energy.slices import Slice
-from wideflat.entropy.volumes import FreeEntropy
+from wideflat.hessian.eigenvalues import Spectrum
+from wideflat.landscape.shift import ShiftProfile
+from wideflat.landscape.slices import Slice
+from wideflat.volume.volumes import FreeEntropy
 
 
 @pytest.mark.parametrize("kind", [Card, FreeEntropy, LocalEnergy, ShiftProfile, Slice, Spectrum])

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, DataCollatorWithPadding
 
 import wideflat
-from wideflat.energy.curvature import curvature
-from wideflat.energy.worst_case import worst_case
+from wideflat.hessian.curvature import curvature
+from wideflat.landscape.worst_case import worst_case
 
 # peft asks transformers for a name that transformers has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

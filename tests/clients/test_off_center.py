@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import wideflat
-from wideflat.energy.curvature import curvature
-from wideflat.energy.worst_case import worst_case
+from wideflat.hessian.curvature import curvature
+from wideflat.landscape.worst_case import worst_case
 
 DATA = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
 

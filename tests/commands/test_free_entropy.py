@@ -10,7 +10,7 @@ import torch
 from wideflat import FreeEntropy
 from wideflat.cli import main
 from wideflat.data import ImageData, ImageSplit
-from wideflat.entropy.network_energy import Network
+from wideflat.volume.network_energy import Network
 
 
 @pytest.fixture

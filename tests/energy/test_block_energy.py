@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from wideflat import local_energy
-from wideflat.energy.uses import Unforeseen
+from wideflat.noise.uses import Unforeseen
 
 SIGMA, BATCHES, SIZE = 0.3, 6, 50
 

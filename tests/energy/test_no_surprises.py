@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import wideflat
 from tests.played_device import DEVICE, played
-from wideflat.entropy import walks
+from wideflat.volume import walks
 
 QUIET = {"progress": False}
 MEASURES = {

@@ -10,7 +10,7 @@ from wideflat import local_energy
 from wideflat.energy.block_energy import BlockEnergy
 from wideflat.energy.request import Request, plan
 from wideflat.energy.self_check import fast_path_differs
-from wideflat.energy.uses import Unforeseen
+from wideflat.noise.uses import Unforeseen
 
 
 def deviation(outputs, targets):

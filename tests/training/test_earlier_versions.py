@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import wideflat
-from wideflat.energy.curvature import Curvature, curvature
 from wideflat.energy.series import LocalEnergyTrace
 from wideflat.experiments.table import Table
+from wideflat.hessian.curvature import Curvature, curvature
 from wideflat.training import Options, Training, train
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import html
 
 import numpy as np
 
-from wideflat.energy.slices import Slice
+from wideflat.landscape.slices import Slice
 
 __all__ = ["heat_map"]
 

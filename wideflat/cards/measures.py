@@ -13,22 +13,22 @@ from torch import nn
 from wideflat.cards.pooling import pooled
 from wideflat.cards.subject import Subject, spread_of
 from wideflat.checks.options import check_fields
-from wideflat.energy.eigenvalues import Spectrum
-from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.measure import local_energy
-from wideflat.energy.points import sample
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.request import whole_passes
-from wideflat.energy.selection import Selection, select_parameters
 from wideflat.energy.series import layer_profiles
-from wideflat.energy.shift import ShiftProfile, shift_profile
-from wideflat.energy.slices import Slice, slices
-from wideflat.energy.spectrum import spectrum
-from wideflat.energy.worst_case import worst_case
-from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.volumes import FreeEntropy
+from wideflat.evaluation.evaluation import Evaluation
+from wideflat.evaluation.selection import Selection, select_parameters
+from wideflat.hessian.eigenvalues import Spectrum
+from wideflat.hessian.spectrum import spectrum
+from wideflat.landscape.points import sample
+from wideflat.landscape.shift import ShiftProfile, shift_profile
+from wideflat.landscape.slices import Slice, slices
+from wideflat.landscape.worst_case import worst_case
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
+from wideflat.volume.free_entropy import free_entropy
+from wideflat.volume.volumes import FreeEntropy
 
 __all__ = ["MEASURES", "AtTheWeights", "Measure"]
 

@@ -16,10 +16,10 @@ from wideflat.cards.measures import MEASURES, Measure, seed_of_round
 from wideflat.cards.subject import QUICK, Effort, Subject
 from wideflat.checks import flag, network, number, shown, whole
 from wideflat.checks.options import text
-from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.profile import architecture
-from wideflat.energy.selection import Selection, select_parameters
 from wideflat.environment import environment, now
+from wideflat.evaluation.evaluation import Forward, Metric
+from wideflat.evaluation.selection import Selection, select_parameters
 from wideflat.progress import Progress
 
 __all__ = ["Interrupted", "card"]
@@ -75,7 +75,7 @@ def card(
             targets.
         loss: What is differentiated: ``"loss"`` or a differentiable function of outputs and targets.
         batch_norm: ``"eval"``, the running statistics.
-        parameters: Which parameters are perturbed; see :func:`wideflat.energy.selection.select_parameters`.
+        parameters: Which parameters are perturbed; see :func:`wideflat.evaluation.selection.select_parameters`.
         examples: How many examples the dear measures see (worst case, spectrum, slice, free entropy, layers, shifts);
             the others see up to four times as many. Chosen by the cost of the network when left out.
         seed: Of everything random.

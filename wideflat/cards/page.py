@@ -10,13 +10,13 @@ import numpy as np
 from wideflat.cards.heat_map import heat_map
 from wideflat.cards.measures import MEASURES, AtTheWeights
 from wideflat.cards.summary import amount, bounds, crossed, growth, lines_of, reach, with_bar
-from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
-from wideflat.energy.shift import ShiftProfile
-from wideflat.energy.slices import Slice
-from wideflat.entropy.volumes import FreeEntropy
+from wideflat.hessian.eigenvalues import Spectrum
+from wideflat.landscape.shift import ShiftProfile
+from wideflat.landscape.slices import Slice
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
+from wideflat.volume.volumes import FreeEntropy
 
 if TYPE_CHECKING:
     from wideflat.cards.card import Card

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from wideflat.energy.blocks import Blocks, as_tensors, batch_length, cloned, truncated
-from wideflat.energy.evaluation import Evaluation, Forward, Metric
-from wideflat.energy.selection import Selection
-from wideflat.entropy.fixed_data import FixedData
+from wideflat.evaluation.blocks import Blocks, as_tensors, batch_length, cloned, truncated
+from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
+from wideflat.evaluation.selection import Selection
 from wideflat.seeds import derive_seed
+from wideflat.volume.fixed_data import FixedData
 
 __all__ = ["Effort", "Subject"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from wideflat.cards.measures import AtTheWeights
-from wideflat.energy.eigenvalues import Spectrum
 from wideflat.energy.profile import LocalEnergy
-from wideflat.energy.shift import ShiftProfile
-from wideflat.energy.slices import Slice
-from wideflat.entropy.volume import Integration
-from wideflat.entropy.volumes import FreeEntropy
+from wideflat.hessian.eigenvalues import Spectrum
+from wideflat.landscape.shift import ShiftProfile
+from wideflat.landscape.slices import Slice
+from wideflat.volume.volume import Integration
+from wideflat.volume.volumes import FreeEntropy
 
 __all__ = ["amount", "bounds", "crossed", "growth", "headline", "lines_of", "reach", "with_bar"]
 

@@ -14,7 +14,7 @@ from wideflat.commands.energy_groups import energy_charts
 from wideflat.commands.run_groups import RunGroup, curves, grouped, is_committee, sentence, table
 from wideflat.committee import Solutions
 from wideflat.energy.profile import LocalEnergy
-from wideflat.entropy import FreeEntropy, LocalEntropy
+from wideflat.entropy import LocalEntropy
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Comparison, Experiment
@@ -25,6 +25,7 @@ from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
 from wideflat.report.terminal import print_table
 from wideflat.training.runs import Run
+from wideflat.volume.volumes import FreeEntropy
 
 __all__ = ["Findings", "collect", "print_summary", "record", "summary", "write_report"]
 

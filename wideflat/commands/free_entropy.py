@@ -15,12 +15,12 @@ from torch import nn
 
 from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
-from wideflat.entropy import FreeEntropy
-from wideflat.entropy.free_entropy import Interrupted, free_entropy
 from wideflat.experiments.options import Device, MaybeFloat, MaybeInt, MaybePath, MaybeText, Parameters, Paths
 from wideflat.files import atomic_write
 from wideflat.report.terminal import on_screen, stacked
 from wideflat.training.flatness import images_of_run, plain_images
+from wideflat.volume.free_entropy import Interrupted, free_entropy
+from wideflat.volume.volumes import FreeEntropy
 
 __all__ = ["Command"]
 

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from wideflat.energy.blocks import Block, cloned, repeated, seed_everything
-from wideflat.energy.first_layer import FirstLayer
-from wideflat.energy.folding import FoldedNetwork
-from wideflat.energy.probe import depends_on_company
 from wideflat.energy.request import Plan
-from wideflat.energy.shared_noise import SharedNoise
-from wideflat.energy.uses import Unforeseen
+from wideflat.evaluation.blocks import Block, cloned, repeated, seed_everything
+from wideflat.evaluation.folding import FoldedNetwork
+from wideflat.evaluation.probe import depends_on_company
 from wideflat.kernels.float64 import fetched
+from wideflat.noise.first_layer import FirstLayer
+from wideflat.noise.shared_noise import SharedNoise
+from wideflat.noise.uses import Unforeseen
 from wideflat.seeds import derive_seed
 
 __all__ = ["BlockEnergy", "Pending", "generator_of"]

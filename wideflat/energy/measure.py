@@ -37,18 +37,18 @@ from torch import Tensor, nn
 from wideflat.checks import flag
 from wideflat.distributed.whole import whole_network
 from wideflat.energy.block_energy import BlockEnergy, Pending
-from wideflat.energy.blocks import Block
-from wideflat.energy.evaluation import Forward, Metric
 from wideflat.energy.profile import Interrupted, LocalEnergy
 from wideflat.energy.ranks import gathered, rank, world_size
 from wideflat.energy.request import SIGMAS, BatchNorm, Noise, Plan, Request, plan
-from wideflat.energy.scales import Scale
-from wideflat.energy.selection import Selection
 from wideflat.energy.self_check import fast_path_differs
-from wideflat.energy.shared_noise import unwritten
 from wideflat.energy.stopping import StoppingRule
 from wideflat.energy.stratified import Estimate, stratified
-from wideflat.energy.uses import Unforeseen
+from wideflat.evaluation.blocks import Block
+from wideflat.evaluation.evaluation import Forward, Metric
+from wideflat.evaluation.selection import Selection
+from wideflat.noise.scales import Scale
+from wideflat.noise.shared_noise import unwritten
+from wideflat.noise.uses import Unforeseen
 from wideflat.progress import Progress
 from wideflat.seeds import derive_seed
 
@@ -89,18 +89,18 @@ def local_energy(
             ``(inputs, targets)`` need ``forward``.
         sigmas: Strengths of the noise; 0, 0.05, ..., 0.5 when left out.
         noise: What shares one z: ``"batch"`` each batch, ``"example"`` each example (by local reparametrisation and
-            Flipout, see :mod:`wideflat.energy.example_noise`), ``"pass"`` the whole data set, as in the paper; only the
+            Flipout, see :mod:`wideflat.noise.example_noise`), ``"pass"`` the whole data set, as in the paper; only the
             last gives the spread over perturbations. All three have the same expectation. ``"auto"`` (default) is
             ``"example"`` where that needs no Flipout (all layers linear, of one vector an example), else ``"batch"``;
             ``conventions["noise"]`` says which it was. Examples that influence each other share their noise, and
             ``"example"`` refuses them.
         metric: ``"error"``, ``"loss"`` (cross-entropy), or a function of outputs and targets that gives one number for
             each example (or one for the batch). What the first two mean for which outputs and targets stands in
-            :mod:`wideflat.energy.metrics`; ``conventions["meaning"]`` says what was taken.
+            :mod:`wideflat.evaluation.metrics`; ``conventions["meaning"]`` says what was taken.
         batch_norm: Which statistics the perturbed network normalises with: ``"eval"`` the running statistics of the
             unperturbed network (Eq. 4 literally), ``"batch"`` those of each batch, ``"recalibrate"`` running
             statistics computed anew for each perturbation. This changes the answer up to tenfold.
-        parameters: Which parameters are perturbed; see :func:`~wideflat.energy.selection.select_parameters`.
+        parameters: Which parameters are perturbed; see :func:`~wideflat.evaluation.selection.select_parameters`.
             This too.
         target_stderr: Stop at each sigma when its standard error is below this, by the rule of
             :mod:`wideflat.energy.stopping`: the number of evaluations is decided by a pilot.
@@ -119,7 +119,7 @@ def local_energy(
         calibration: Examples from which ``"recalibrate"`` computes statistics.
         scale: What the noise is proportional to, the a of w + sigma a z: ``"relative"`` each weight, as in Eq. 4;
             ``"absolute"`` 1; ``"layer"`` the root mean square of its tensor; ``"filter"`` that of its output channel;
-            or a mapping from names to tensors. See :mod:`wideflat.energy.scales`. ``conventions["unmoved"]`` counts
+            or a mapping from names to tensors. See :mod:`wideflat.noise.scales`. ``conventions["unmoved"]`` counts
             the weights that it cannot move (those that are 0, under ``"relative"``); an error where that is all.
         antithetic: Take each z together with -z: two passes, whose mean is one result, so that what is odd in z
             cancels. Where the gradient at w makes most of the variance (``metric="loss"`` at small sigma, batches

@@ -10,11 +10,11 @@ from torch import nn
 
 from wideflat.checks import choice, network
 from wideflat.distributed.whole import whole_network
-from wideflat.energy.blocks import Blocks
-from wideflat.energy.evaluation import Evaluation, Forward, Metric
 from wideflat.energy.profile import architecture, conventions
 from wideflat.energy.request import whole_passes
-from wideflat.energy.selection import Selection, select_parameters
+from wideflat.evaluation.blocks import Blocks
+from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
+from wideflat.evaluation.selection import Selection, select_parameters
 
 __all__ = ["Opened", "opened"]
 

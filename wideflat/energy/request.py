@@ -1,8 +1,8 @@
 """What is asked of a measurement of the local energy, checked once; and from it, how it will be measured.
 
 A :class:`Request` is what the caller said. :func:`plan` looks at the network and the data
-(:mod:`~wideflat.energy.probe`) and settles what was left open: the kind of noise, the size of the blocks, the number of
-passes.
+(:mod:`~wideflat.evaluation.probe`) and settles what was left open: the kind of noise, the size of the blocks, the
+number of passes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from wideflat.checks import choice, flag, function, number, whole
-from wideflat.energy.blocks import Block, Blocks, cloned, truncated
-from wideflat.energy.evaluation import Evaluation, Forward, Metric
-from wideflat.energy.example_noise import ExampleNoise
-from wideflat.energy.probe import Behaviour, observe
 from wideflat.energy.profile import architecture, check_sigmas, conventions
 from wideflat.energy.ranks import gathered
-from wideflat.energy.scales import Scale, Scales
-from wideflat.energy.selection import Selection, select_parameters
-from wideflat.energy.shared_noise import unwritten
+from wideflat.evaluation.blocks import Block, Blocks, cloned, truncated
+from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
+from wideflat.evaluation.probe import Behaviour, observe
+from wideflat.evaluation.selection import Selection, select_parameters
+from wideflat.noise.example_noise import ExampleNoise
+from wideflat.noise.scales import Scale, Scales
+from wideflat.noise.shared_noise import unwritten
 from wideflat.seeds import as_seed
 
 __all__ = ["SIGMAS", "BatchNorm", "Noise", "Plan", "Request", "plan", "whole_passes"]

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wideflat.energy.agreement import SLACK, agree
 from wideflat.energy.block_energy import BlockEnergy, generator_of
-from wideflat.energy.blocks import chosen, cloned, seed_everything
-from wideflat.energy.probe import company, comparable, of_examples
-from wideflat.energy.versions import Versions
+from wideflat.evaluation.agreement import SLACK, agree
+from wideflat.evaluation.blocks import chosen, cloned, seed_everything
+from wideflat.evaluation.probe import company, comparable, of_examples
+from wideflat.noise.versions import Versions
 from wideflat.seeds import derive_seed
 
 __all__ = ["fast_path_differs"]

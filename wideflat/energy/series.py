@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from wideflat.checks import network, shown
 from wideflat.distributed.whole import whole_network
-from wideflat.energy.evaluation import Evaluation
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
 from wideflat.energy.ranks import rank
-from wideflat.energy.remembered import remembered
-from wideflat.energy.scales import NothingMoves
-from wideflat.energy.selection import layers_of
+from wideflat.evaluation.evaluation import Evaluation
+from wideflat.evaluation.remembered import remembered
+from wideflat.evaluation.selection import layers_of
 from wideflat.files import atomic_write, read_json
+from wideflat.noise.scales import NothingMoves
 from wideflat.seeds import as_seed
 
 __all__ = ["LocalEnergyTrace", "layer_profiles"]

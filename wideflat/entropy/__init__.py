@@ -1,9 +1,6 @@
-"""Eqs. 1 and 3: local entropy of committee machines by Belief Propagation, expectation propagation and sampling, of any
-network by thermodynamic integration.
-"""
+"""Eqs. 1 and 3: local entropy of committee machines by Belief Propagation, expectation propagation and sampling."""
 
 from wideflat.entropy.curve import LocalEntropy
 from wideflat.entropy.measure import METHODS
-from wideflat.entropy.volumes import FreeEntropy
 
-__all__ = ["METHODS", "FreeEntropy", "LocalEntropy"]
+__all__ = ["METHODS", "LocalEntropy"]

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from wideflat.data import dress_coat
 from wideflat.energy import local_energy
-from wideflat.entropy.free_entropy import free_entropy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.environment import environment
 from wideflat.experiments.experiment import Experiment
@@ -35,6 +34,7 @@ from wideflat.models import smallconvnet
 from wideflat.progress import Progress
 from wideflat.report.chart import Chart, Series
 from wideflat.report.page import Page
+from wideflat.volume.free_entropy import free_entropy
 
 __all__ = ["ONE_LINE", "Demo", "sentence"]
 

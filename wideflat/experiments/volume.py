@@ -33,8 +33,6 @@ from torch import Tensor
 
 from wideflat.energy.measure import local_energy
 from wideflat.energy.profile import LocalEnergy
-from wideflat.entropy.free_entropy import free_entropy
-from wideflat.entropy.volumes import FreeEntropy
 from wideflat.experiments.cells import NAMES, CellOptions, Cells, Choice
 from wideflat.experiments.experiment import Comparison, Experiment, Item
 from wideflat.experiments.given_networks import runs_of_one_architecture
@@ -46,6 +44,8 @@ from wideflat.experiments.workers import Answer, Workers
 from wideflat.report.chart import Chart, Series
 from wideflat.training.flatness import kept, plain_images, read_profile
 from wideflat.training.runs import Run
+from wideflat.volume.free_entropy import free_entropy
+from wideflat.volume.volumes import FreeEntropy
 
 __all__ = ["ITEM", "VolumeFigure", "VolumeOptions", "Volumes", "agreement"]
 

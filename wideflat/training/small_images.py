@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from wideflat.energy.pooling import pair
+from wideflat.landscape.pooling import pair
 
 __all__ = ["SmallImages", "convolution"]
 
