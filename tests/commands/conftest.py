@@ -15,6 +15,7 @@ from wideflat.experiments.fig6 import ITEM as FIG6
 from wideflat.training.runs import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "entropy"))  # its committees
 from twelve_runs import FINAL, write
 
 BUILDER = """

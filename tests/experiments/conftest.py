@@ -40,7 +40,7 @@ def small_cases(options, quick, subsets):
 
 
 #: On 40 patterns: seconds.
-SMALL = Item(
+FIGURE = Item(
     "fig1", "Small", "None.", "a test", CommitteeOptions, functools.partial(CommitteeFigure, cases=small_cases)
 )
 
@@ -50,7 +50,7 @@ def small():
     """``small(folder, **options)``: that figure."""
 
     def small(folder, **options):
-        return SMALL.open(folder, True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **options)
+        return FIGURE.open(folder, True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **options)
 
     return small
 
