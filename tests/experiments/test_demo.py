@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import wideflat
-from wideflat.commands import demo as command
 from wideflat.experiments import demo
 from wideflat.experiments.demo import ONE_LINE, OPTIMIZERS, Demo
 
@@ -42,25 +41,6 @@ def test_the_page_begins_with_the_finding(small):
         assert part in text
     assert len(found.networks) == 2 and set(found.networks["converged"]) <= {0.0, 1.0}
     assert "wideflat reproduce fig1" not in text
-
-
-def test_the_advice_works_when_pasted():
-    code = [line.strip() for line in command.NEXT.splitlines() if line.startswith("  ")]
-    assert max(map(len, command.NEXT.splitlines())) <= 80
-    assert len(code) == 3 and ONE_LINE["Entropy-SGD"] in code
-    torch.manual_seed(0)
-    inputs = torch.randn(64, 5)
-    targets = (inputs[:, 0] > 0).long()
-    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-    names = {"model": model, "inputs": inputs, "targets": targets}
-    exec(code[0], names)
-    exec(code[1], names)
-    for _ in range(100):
-        names["opt"].zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        names["opt"].step()
-    exec(code[2], names)
-    assert names["profile"].baseline <= 0.05 and len(names["profile"].mean) == 4
 
 
 def test_what_is_printed_is_what_is_run():
