@@ -126,7 +126,6 @@ TESTED_ELSEWHERE = {
     "clients/test_trainer.py": "integrations/huggingface",
     "committee/test_training.py": "reference",
     "distributed/test_sharded.py": "kernels/shards",
-    "test_entropic.py": "cycles",
     "volume/test_walks.py": "integration",
 }
 #: Tests of a room as a whole, of how its parts work together, or of what no module is.
