@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.checks import network, shown, warn_user
+from wideflat.checks import flag, network, shown, warn_user
 from wideflat.checks.family import phase_of
 from wideflat.checks.options import device, dtype
 from wideflat.checks.records import check_state_dict, copiable, dense
@@ -288,7 +288,7 @@ class Centered(Optimizer):
     @property
     def evaluating(self) -> bool:
         """Was `eval` called, and not `train` since?"""
-        return bool(self._settings()[0]["evaluating"])
+        return flag("evaluating", self._settings()[0]["evaluating"])
 
     @property
     def at_center(self) -> bool:

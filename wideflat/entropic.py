@@ -109,6 +109,7 @@ class Entropic(Cycles):
         outer_lr, outer_momentum = strength("outer_lr", outer_lr), strength("outer_momentum", outer_momentum)
         settings = {"inner_steps": inner_steps, "pull": pull, "alpha": alpha, "epsilon": epsilon, "seed": seed}
         check_cycle(settings)
+        settings |= {name: strength(name, settings[name]) for name in ("pull", "alpha", "epsilon")}
         self._set_up(inner_state, state_dtype, state_device)
         self.inner = list(optimizers)
         self._record: dict[str, Any] = {**settings, "step": 0, "position": 0, "evaluating": False}

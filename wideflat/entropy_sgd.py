@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
 from wideflat.checks import choice, flag, maker, optimizer, warn_of_low_lr
-from wideflat.checks.family import check_entropy_sgd, refuse_differentiable, warn_of_adam
+from wideflat.checks.family import check_cycle, check_entropy_sgd, refuse_differentiable, warn_of_adam
 from wideflat.checks.options import bounded
 from wideflat.checks.options import param_group as checked_group
 from wideflat.checks.parameters import check_parameters
@@ -204,6 +204,7 @@ class EntropySGD(Cycles):
         try:
             check_entropy_sgd(group)
             check_parameters(group["params"], self.param_groups)
+            check_cycle(self.param_groups[0])
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "

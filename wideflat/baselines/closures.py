@@ -74,6 +74,12 @@ def refuse_gradients(gradients: list[Tensor], params: list[Tensor]) -> None:
     """Refuse gradients that are not those of the parameters as they are, and sparse ones."""
     if any(g.shape != p.shape for g, p in zip(gradients, params, strict=True)):
         raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
+    for g, p in zip(gradients, params, strict=True):  # as they are when a parameter is made double() in between
+        if g.dtype != p.dtype and getattr(p, "grad_dtype", p.dtype) not in (None, g.dtype):
+            raise RuntimeError(
+                f"a gradient of {g.dtype} is that of a parameter which has become {p.dtype} since; "
+                "call zero_grad() and backward()"
+            )
     if any(g.is_sparse for g in gradients):
         raise RuntimeError(
             "SAM does not support sparse gradients, whose norm torch does not compute; "

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from wideflat import algorithms
-from wideflat.checks import instance, number, numbers_of, shown, whole
+from wideflat.checks import flag, instance, number, numbers_of, shown, whole
 from wideflat.checks.doors import asks
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
@@ -61,7 +61,6 @@ def one_of(field: str, value: str, known: Any) -> None:
 @asks
 def nearest(name: str, known: Collection[str]) -> str:
     """Which of the known names was perhaps meant, and all of them; for the end of an error message."""
-    known = list(map(str, known))
     near = difflib.get_close_matches(name, known, n=1)
     return (f"Did you mean {near[0]!r}? " if near else "") + f"There are {', '.join(sorted(known))}."
 
@@ -189,6 +188,8 @@ class Preset:
         one_of("dataset", self.dataset, (*FACTS, *OWN))
         for field, most in COUNTS.items():
             object.__setattr__(self, field, whole(field, getattr(self, field), 1, most))
+        for field in ("nesterov", "gamma_in_lr", "as_coded", "from_file"):
+            object.__setattr__(self, field, flag(field, getattr(self, field)))
         algorithms.check(self)
         for field in ("lr", "weight_decay", "inner_lr", "epsilon", "rho", "padding", "cutout"):
             number(field, getattr(self, field), 0)

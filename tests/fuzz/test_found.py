@@ -1,0 +1,79 @@
+"""What fuzzers found and no other test holds, a line each: refused by a ``raise`` of ours, in its words."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import wideflat
+from wideflat import data, presets
+from wideflat.environment import choose_device
+from wideflat.integrations.lightning import FocusingCallback
+from wideflat.training.state_files import save_state
+
+sys.path.insert(0, str(Path(__file__).parent))
+from strange import Failing, OwnTensor, nested
+from test_strange import is_ours
+
+
+def entropy_sgd(**changed: Any) -> wideflat.EntropySGD:
+    """One whose settings have been changed since."""
+    opt = wideflat.EntropySGD([nn.Parameter(torch.ones(2))])
+    opt.param_groups[0].update(changed)
+    return opt
+
+
+def made_double() -> None:
+    p = nn.Parameter(torch.ones(2))
+    opt = wideflat.LookSAM([p], lr=0.1)
+    p.sum().backward()
+    p.data = p.data.double()
+    opt.perturb()
+    opt.restore()
+
+
+TWO = torch.ones(2)
+FOUND = {
+    "a network of meta in a state": (
+        lambda: save_state(Path("unwritten"), nn.Linear(2, 2, device="meta").state_dict()),
+        "dense tensors with content; weight",
+    ),
+    "names nested too deeply": (lambda: presets.nearest("a", nested()), "an entry of known must be a text"),
+    "a dictionary as a data set": (lambda: data.from_datasets({"x": TWO}, {"x": TWO}), "must give \\(image, label\\)"),
+    "saved gammas without end": (
+        lambda: FocusingCallback(factor=10.0).load_state_dict({"gamma0": range(10**12)}),
+        "gamma0 must have at most",
+    ),
+    "a flag of a preset that fails": (
+        lambda: dataclasses.replace(presets.preset("cifar10-resnet18", "esgd"), gamma_in_lr=Failing("__bool__")),
+        "gamma_in_lr must be True or False",
+    ),
+    "a device that is an array": (lambda: choose_device(np.array([1, "a"], dtype=object)), "device must be a device"),
+    "evaluating that is a tensor": (lambda: entropy_sgd(evaluating=TWO).eval(), "evaluating must be True or False"),
+    "inner_steps that are a tensor": (
+        lambda: entropy_sgd(inner_steps=TWO).add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
+        "inner_steps must be a whole number",
+    ),
+    "double() between the gradient and perturb()": (made_double, "has become torch.float64 since"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_it_is_refused_in_our_words(name):
+    call, words = FOUND[name]
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=words) as found:
+        call()
+    assert is_ours(found.value, {})
+
+
+def test_a_number_of_another_kind_is_kept_as_a_plain_one():
+    epsilon = torch.tensor(0.1).as_subclass(OwnTensor)
+    opt = wideflat.Entropic(torch.optim.SGD([nn.Parameter(torch.ones(2))]), epsilon=epsilon)
+    assert opt.state_dict()["param_groups"][0]["entropic"]["epsilon"] == pytest.approx(0.1)
