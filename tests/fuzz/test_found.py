@@ -15,6 +15,7 @@ from torch import nn
 import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
+from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
 from wideflat.training.state_files import save_state
 
@@ -61,6 +62,11 @@ FOUND = {
         lambda: entropy_sgd(inner_steps=TWO).add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
         "inner_steps must be a whole number",
     ),
+    "fields of a preset nested too deeply": (
+        lambda: presets.Preset.from_dict({"schedule": {}, "paper_spread": nested()}),
+        "this is not a whole preset",
+    ),
+    "optimizers without end": (lambda: with_center(range(10**12)), "optimizers must have at most"),
     "double() between the gradient and perturb()": (made_double, "has become torch.float64 since"),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import a_kind, choice, elements, flag, function, instance, network, number, shown
+from wideflat.checks import MOST_NUMBERS, a_kind, choice, elements, flag, function, instance, network, number, shown
 from wideflat.checks.options import device
 from wideflat.checks.records import dense, location
 
@@ -168,7 +168,8 @@ def _a_tensor(name: str, value: Any) -> Tensor:
 
 def _a_sequence(kind: type, inner: Callable[[str, Any], Any] | None, name: str, value: Any) -> Any:
     """Something to go through, of which each is asked; tensors, arrays and ranges stay what they are."""
-    plain = isinstance(value, range) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim)
+    short_range = isinstance(value, range) and value == value[:MOST_NUMBERS]
+    plain = short_range or (isinstance(value, (Tensor, np.ndarray)) and value.ndim)
     if plain and kind is list and inner in (None, number, _an_integer):
         return value
     letters_or_names = inner is _a_text and isinstance(value, (str, dict, set, frozenset))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -12,7 +11,9 @@ from torch import nn
 
 from wideflat import algorithms
 from wideflat.checks import flag, instance, number, numbers_of, shown, whole
+from wideflat.checks.calls import takes
 from wideflat.checks.doors import asks
+from wideflat.checks.records import reading
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
 from wideflat.data.own import OWN
@@ -298,7 +299,7 @@ class Preset:
         """
         kind = data.name.partition(":")[0]
         others = tuple(pair for pair in self.model_arguments if pair[0] != "in_channels")
-        known = inspect.signature(self._constructor()).parameters
+        known = takes(self._constructor())
         channels = (("in_channels", data.channels),) if "in_channels" in known and data.channels != 3 else ()
         return dataclasses.replace(
             self,
@@ -323,7 +324,7 @@ class Preset:
             ()
         """
         one_of("stem", stem, ("cifar", "imagenet"))
-        if "stem" not in inspect.signature(self._constructor()).parameters:
+        if "stem" not in takes(self._constructor()):
             raise ValueError(f"{self.model} has one beginning only: a stem is for resnet18, resnet50 and densenet121")
         others = tuple(pair for pair in self.model_arguments if pair[0] != "stem")
         return dataclasses.replace(
@@ -341,7 +342,7 @@ class Preset:
             (('dropout', 0.5),)
         """
         number("dropout", dropout, 0, 1)
-        if "dropout" not in inspect.signature(self._constructor()).parameters:
+        if "dropout" not in takes(self._constructor()):
             raise ValueError(f"{self.model} has no dropout: that is for smallconvnet, efficientnet_b0 and vgg3x512")
         others = tuple(pair for pair in self.model_arguments if pair[0] != "dropout")
         return dataclasses.replace(self, model_arguments=(*others, ("dropout", float(dropout))))
@@ -358,7 +359,7 @@ class Preset:
         """
         build = self._constructor()
         arguments = dict(self.model_arguments)
-        if "image_size" in inspect.signature(build).parameters:
+        if "image_size" in takes(build):
             arguments.setdefault("image_size", self.image_size)
         try:
             return build(num_classes=self.num_classes, **arguments)
@@ -392,7 +393,8 @@ class Preset:
         known = {field.name for field in dataclasses.fields(cls)} - {"from_file"}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
-        values = {name: _tuples(value) for name, value in values.items()}
         schedule = instance("schedule", values.get("schedule"), dict, "a dictionary")
-        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in schedule.items()})
+        with reading("preset"):
+            values = {name: _tuples(value) for name, value in values.items()}
+            values["schedule"] = Schedule(**{name: _tuples(value) for name, value in schedule.items()})
         return cls(**values, from_file=True)
