@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from wideflat.captured import Captured
 from wideflat.checks import function
-from wideflat.checks.family import check_cycle
+from wideflat.checks.family import check_cycle, check_numbers_of_torch
 from wideflat.checks.records import of_shape
 from wideflat.checks.trainers import watch_trainer
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
@@ -84,11 +84,21 @@ class Cycles(Captured):
     def _check_settings(self) -> None:
         for settings in self._settings():
             check_cycle(settings)
+        for inner in (*self.inner, self.outer):
+            check_numbers_of_torch(inner)
         for p, state in self.state.items():
             same_parameter = self._layouts.get(p, (p.shape,))[0] == p.shape  # else it is not the state that is another
             for name in ("center", "mean"):
                 if name in state and same_parameter and not is_sharded(p):
                     of_shape(name, state[name], p)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As for any optimizer. Load the model's own state too: the model holds w', the optimizer w."""
+        try:
+            super().load_state_dict(state_dict)
+        except Exception:
+            self._check_settings()  # one that was changed before
+            raise
 
     def _advance(self) -> None:
         """A step with the gradients that are there."""

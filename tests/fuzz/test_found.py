@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import wideflat
 from wideflat import data, presets
@@ -29,6 +30,31 @@ def entropy_sgd(**changed: Any) -> wideflat.EntropySGD:
     opt = wideflat.EntropySGD([nn.Parameter(torch.ones(2))])
     opt.param_groups[0].update(changed)
     return opt
+
+
+def stepped(inner: torch.optim.Optimizer, **changed: Any) -> None:
+    """A step with a setting of the optimizer inside that has been changed since."""
+    opt = wideflat.Entropic(inner)
+    inner.param_groups[0].update(changed)
+    for p in opt.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    opt.step()
+
+
+def loaded(opt: torch.optim.Optimizer, **changed: Any) -> None:
+    """A state of it, after a step and with a setting that has been changed since."""
+    for p in opt.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    opt.param_groups[0].update(changed)
+    opt.load_state_dict(opt.state_dict())
+
+
+def loaded_alpha(alpha: Any) -> None:
+    opt = wideflat.Entropic(torch.optim.SGD([nn.Parameter(torch.ones(2))]))
+    state = opt.state_dict()
+    state["param_groups"][0]["entropic"]["alpha"] = alpha
+    opt.load_state_dict(state)
 
 
 def made_double() -> None:
@@ -67,6 +93,23 @@ FOUND = {
         "this is not a whole preset",
     ),
     "optimizers without end": (lambda: with_center(range(10**12)), "optimizers must have at most"),
+    "a weight decay of the optimizer inside that is a tensor": (
+        lambda: stepped(torch.optim.SGD([nn.Parameter(torch.ones(2))]), weight_decay=TWO),
+        "weight_decay must be a finite number",
+    ),
+    "an outer momentum that is a tensor, loaded": (
+        lambda: loaded(wideflat.Lookahead([nn.Parameter(torch.ones(2))]), outer_momentum=TWO),
+        "outer_momentum, unless it is None, must be a finite number",
+    ),
+    "a dictionary as params": (
+        lambda: wideflat.ASAM([nn.Parameter(torch.ones(2))]).add_param_group({"params": {(): 1}}),
+        "params must be a tensor, or a sequence",
+    ),
+    "a data set as params": (
+        lambda: wideflat.ASAM([nn.Parameter(torch.ones(2))]).add_param_group({"params": TensorDataset(TWO)}),
+        "params must be a tensor, or a sequence",
+    ),
+    "a saved alpha of meta": (lambda: loaded_alpha(torch.zeros((), device="meta")), "alpha must be a finite number"),
     "double() between the gradient and perturb()": (made_double, "has become torch.float64 since"),
 }
 

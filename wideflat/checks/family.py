@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from wideflat.checks import LARGEST, flag, number, shown, whole
 
-__all__ = ["check_cycle", "check_entropy_sgd", "phase_of", "refuse_differentiable", "warn_of_adam"]
+__all__ = ["check_cycle", "check_entropy_sgd", "check_numbers_of_torch", "phase_of", "refuse_differentiable", "warn_of_adam"]
 
 
 def check_cycle(settings: dict[str, Any]) -> None:
@@ -26,6 +26,23 @@ def check_cycle(settings: dict[str, Any]) -> None:
             whole(name, counter)
     if not isinstance(settings["seed"], int):
         raise ValueError(f"seed must be a whole number, got {shown(settings['seed'])}")
+
+
+def check_numbers_of_torch(inner: Optimizer) -> None:
+    """Refuse a setting of torch's that is no number: asked where a step of it has failed, in torch's own words.
+
+    >>> import torch
+    >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    >>> sgd.param_groups[0]["weight_decay"] = torch.ones(2)
+    >>> check_numbers_of_torch(sgd)
+    Traceback (most recent call last):
+    ...
+    TypeError: weight_decay must be a finite number, got a tensor of shape (2,)
+    """
+    for group in inner.param_groups:
+        for name in ("lr", "weight_decay", "momentum", "dampening", "eps"):
+            if group.get(name) is not None:
+                number(name, group[name])
 
 
 def phase_of(groups: list[dict[str, Any]]) -> tuple[int, int]:
