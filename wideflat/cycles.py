@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from wideflat.captured import Captured
 from wideflat.checks import function
-from wideflat.checks.family import check_cycle, check_numbers_of_torch
+from wideflat.checks.family import check_cycle, check_numbers_of_torch, explained
 from wideflat.checks.records import of_shape
 from wideflat.checks.trainers import watch_trainer
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
@@ -91,14 +91,6 @@ class Cycles(Captured):
             for name in ("center", "mean"):
                 if name in state and same_parameter and not is_sharded(p):
                     of_shape(name, state[name], p)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As for any optimizer. Load the model's own state too: the model holds w', the optimizer w."""
-        try:
-            super().load_state_dict(state_dict)
-        except Exception:
-            self._check_settings()  # one that was changed before
-            raise
 
     def _advance(self) -> None:
         """A step with the gradients that are there."""
@@ -274,6 +266,7 @@ class Cycles(Captured):
         for settings in self._settings():
             settings["position"], settings["step"] = position, step
 
+    @explained
     @torch.no_grad()
     def flush(self) -> None:
         """Close a partial cycle now: w moves by the outer step on what mu has gathered. Nothing at a cycle's start."""

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
+from wideflat.experiments.statistics import kendall
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
 from wideflat.training.state_files import save_state
@@ -50,6 +51,17 @@ def loaded(opt: torch.optim.Optimizer, **changed: Any) -> None:
     opt.load_state_dict(opt.state_dict())
 
 
+def after_a_step(opt: Any, method: str, outer_momentum: Any = None) -> None:
+    """A method after a step, and after an outer momentum, or else a parameter, was replaced."""
+    (p,) = opt.param_groups[0]["params"]
+    p.grad = torch.ones_like(p)
+    opt.step()
+    if outer_momentum is None:
+        p.data = torch.ones(7)
+    opt.param_groups[0]["outer_momentum"] = outer_momentum
+    getattr(opt, method)()
+
+
 def loaded_alpha(alpha: Any) -> None:
     opt = wideflat.Entropic(torch.optim.SGD([nn.Parameter(torch.ones(2))]))
     state = opt.state_dict()
@@ -57,12 +69,15 @@ def loaded_alpha(alpha: Any) -> None:
     opt.load_state_dict(state)
 
 
-def made_double() -> None:
+def spoilt_on_the_way(before: bool, change: Any) -> None:
+    """A parameter that is made another one before or after perturb()."""
     p = nn.Parameter(torch.ones(2))
     opt = wideflat.LookSAM([p], lr=0.1)
     p.sum().backward()
-    p.data = p.data.double()
+    if before:
+        p.data = change(p.data)
     opt.perturb()
+    p.data = change(p.data)
     opt.restore()
 
 
@@ -110,7 +125,23 @@ FOUND = {
         "params must be a tensor, or a sequence",
     ),
     "a saved alpha of meta": (lambda: loaded_alpha(torch.zeros((), device="meta")), "alpha must be a finite number"),
-    "double() between the gradient and perturb()": (made_double, "has become torch.float64 since"),
+    "double() between the gradient and perturb()": (
+        lambda: spoilt_on_the_way(True, torch.Tensor.double),
+        "has become torch.float64 since",
+    ),
+    "an outer momentum that is a list, flushed": (
+        lambda: after_a_step(wideflat.EntropySGD([nn.Parameter(torch.ones(2))], inner_steps=2), "flush", []),
+        "outer_momentum, unless it is None, must be a finite number",
+    ),
+    "the distance of a parameter of another shape": (
+        lambda: after_a_step(wideflat.EntropySGD([nn.Parameter(torch.ones(2))], inner_steps=2), "distance"),
+        "a center must have the shape",
+    ),
+    "words in a correlation": (lambda: kendall(["\0"], [1.0]), "x must be an array of numbers"),
+    "another shape between perturb() and restore()": (
+        lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),
+        "has another shape than in perturb",
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from wideflat.checks.records import array
 from wideflat.experiments.table import Table
 from wideflat.presets import Preset
 
@@ -254,7 +255,7 @@ def partial(
         >>> round(pearson(z + e, z + f).r, 2), round(abs(partial(z + e, z + f, z).r), 2)
         (0.84, 0.0)
     """
-    points = np.stack([np.asarray(values, dtype=float) for values in (x, y, *given)])
+    points = np.stack([array("the values of a quantity", values) for values in (x, y, *given)])
     points = points[:, np.isfinite(points).all(axis=0)]
     count = points.shape[1]
     if not count:
@@ -269,7 +270,7 @@ def partial(
 
 def _whole_points(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The points of which both quantities are there."""
-    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    a, b = array("x", x), array("y", y)
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(f"x and y must be two sequences of the same length, got shapes {a.shape} and {b.shape}")
     whole = np.isfinite(a) & np.isfinite(b)
