@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
-from wideflat.experiments.statistics import kendall
+from wideflat.experiments.statistics import pearson
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
 from wideflat.training.state_files import save_state
@@ -137,7 +137,7 @@ FOUND = {
         lambda: after_a_step(wideflat.EntropySGD([nn.Parameter(torch.ones(2))], inner_steps=2), "distance"),
         "a center must have the shape",
     ),
-    "words in a correlation": (lambda: kendall(["\0"], [1.0]), "x must be an array of numbers"),
+    "words in a correlation": (lambda: pearson(["\0"], [1.0]), "x must be an array of numbers"),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),
         "has another shape than in perturb",
