@@ -51,13 +51,16 @@ def loaded(opt: torch.optim.Optimizer, **changed: Any) -> None:
     opt.load_state_dict(opt.state_dict())
 
 
-def after_a_step(opt: Any, method: str, outer_momentum: Any = None) -> None:
+double = torch.Tensor.double
+
+
+def after_a_step(opt: Any, method: str, outer_momentum: Any = None, change: Any = lambda weight: torch.ones(7)) -> None:
     """A method after a step, and after an outer momentum, or else a parameter, was replaced."""
     (p,) = opt.param_groups[0]["params"]
     p.grad = torch.ones_like(p)
     opt.step()
     if outer_momentum is None:
-        p.data = torch.ones(7)
+        p.data = change(p.data)
     opt.param_groups[0]["outer_momentum"] = outer_momentum
     getattr(opt, method)()
 
@@ -138,6 +141,10 @@ FOUND = {
         "a center must have the shape",
     ),
     "words in a correlation": (lambda: pearson(["\0"], [1.0]), "x must be an array of numbers"),
+    "double() between the gradient and a step": (
+        lambda: after_a_step(wideflat.EntropySGD([nn.Parameter(torch.ones(2))], fused=False), "step", change=double),
+        "has become torch.float64 since",
+    ),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),
         "has another shape than in perturb",
