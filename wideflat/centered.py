@@ -355,15 +355,17 @@ class Centered(Optimizer):
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
         self._place.times_shown += 1
-        for p, state in self.state.items() if self._is_open() else ():
-            if "center" in state:
-                state["explorer"] = p.detach().clone()
-                p.copy_(state["center"])
+        there = {p: state for p, state in self.state.items() if "center" in state} if self._is_open() else {}
+        self._fit(list(there))
+        for p, state in there.items():
+            state["explorer"] = p.detach().clone()
+            p.copy_(state["center"])
         torch.clear_autocast_cache()  # which may hold w', cast
 
     @torch.no_grad()
     def _show_explorer(self) -> None:
-        for p in [p for p, state in self.state.items() if "explorer" in state]:
+        self._fit(moved := [p for p, state in self.state.items() if "explorer" in state])
+        for p in moved:
             p.copy_(self.state[p].pop("explorer"))
         torch.clear_autocast_cache()
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
-from wideflat.experiments.statistics import pearson
+from wideflat.experiments.statistics import Correlation, pearson
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
 from wideflat.training.state_files import save_state
@@ -63,6 +63,10 @@ def after_a_step(opt: Any, method: str, outer_momentum: Any = None, change: Any 
         p.data = change(p.data)
     opt.param_groups[0]["outer_momentum"] = outer_momentum
     getattr(opt, method)()
+
+
+def foreign_state(opt: Any) -> None:
+    opt.load_state_dict({**opt.state_dict(), "state": {7: {"sharpness": TWO}}})
 
 
 def loaded_alpha(alpha: Any) -> None:
@@ -144,6 +148,20 @@ FOUND = {
     "double() between the gradient and a step": (
         lambda: after_a_step(wideflat.EntropySGD([nn.Parameter(torch.ones(2))], fused=False), "step", change=double),
         "has become torch.float64 since",
+    ),
+    "a correlation of no number": (lambda: Correlation.of(0.9, 14).interval(TWO), "confidence must be a finite number"),
+    "a correlation above 1": (lambda: Correlation.of(9.0, 14), "r must lie in"),
+    "a lazy network in a state": (
+        lambda: save_state(Path("unwritten"), nn.LazyLinear(2).state_dict()),
+        "dense tensors with content; weight",
+    ),
+    "eval() of a parameter of another shape": (
+        lambda: after_a_step(wideflat.EntropySGD([nn.Parameter(torch.ones(2))], inner_steps=2), "eval"),
+        "make a new optimizer for other parameters",
+    ),
+    "what is remembered of a parameter that there is not": (
+        lambda: foreign_state(wideflat.LookSAM([nn.Parameter(torch.ones(2))], lr=0.1)),
+        "of a parameter that the optimizer does not have: 7",
     ),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from wideflat.checks import number as checked_number
+from wideflat.checks import whole
+from wideflat.checks.options import value_of
 from wideflat.checks.records import array
 from wideflat.experiments.table import Table
 from wideflat.presets import Preset
@@ -175,6 +178,9 @@ class Correlation:
             >>> f"{Correlation.of(0.90, 12).p:.0e}, {Correlation.of(0.90, 14).p:.0e}"
             '7e-05, 1e-05'
         """
+        r, n = value_of("r", r), whole("n", n)
+        if not abs(r) <= 1 and not math.isnan(r):
+            raise ValueError(f"r must lie in -1 to 1, got {r:g}")
         if n < 3 or math.isnan(r):
             return cls(r, math.nan, n, ranks)
         if abs(r) == 1:
@@ -190,6 +196,7 @@ class Correlation:
             >>> [round(bound, 2) for bound in Correlation.of(0.90, 14).interval()]
             [0.71, 0.97]
         """
+        confidence = checked_number("confidence", confidence, 0, 1)
         if self.n < 4 or math.isnan(self.r):
             return -1.0, 1.0
         if abs(self.r) == 1:
