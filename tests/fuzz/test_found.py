@@ -163,6 +163,14 @@ FOUND = {
         lambda: foreign_state(wideflat.LookSAM([nn.Parameter(torch.ones(2))], lr=0.1)),
         "of a parameter that the optimizer does not have: 7",
     ),
+    "a name of a preset that is no text": (
+        lambda: dataclasses.replace(presets.preset("cifar10-resnet18", "esgd"), name=iter("a")),
+        "name must be a text",
+    ),
+    "arguments of a network that no run can keep": (
+        lambda: dataclasses.replace(presets.preset("cifar10-resnet18", "esgd"), model_arguments=(("a", iter("a")),)),
+        "model_arguments must be what JSON can say",
+    ),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),
         "has another shape than in perturb",

@@ -13,7 +13,7 @@ from wideflat import algorithms
 from wideflat.checks import flag, instance, number, numbers_of, shown, whole
 from wideflat.checks.calls import takes
 from wideflat.checks.doors import asks
-from wideflat.checks.records import reading
+from wideflat.checks.records import in_json, reading
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
 from wideflat.data.own import OWN
@@ -208,6 +208,7 @@ class Preset:
         self._check_pixels()
 
     def _check_records(self) -> None:
+        instance("name", self.name, str, "a text")
         for field in ("paper_error", "paper_spread", "paper_gamma1"):
             if getattr(self, field) is not None:
                 number(field, getattr(self, field))
@@ -215,6 +216,7 @@ class Preset:
             pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
             if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
                 raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
+            in_json(field, pairs)  # as which a run keeps it
 
     def _check_gamma(self) -> None:
         for field in ("gamma0", "replica_gamma0"):
