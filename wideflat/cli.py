@@ -23,6 +23,7 @@ from wideflat.commands.help_text import (
     with_the_nearest_word,
     without_colours_if_asked,
 )
+from wideflat.interruption import terminated_like_interrupted
 from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
@@ -45,9 +46,9 @@ NEEDS_MORE = "the command line needs more packages: pip install 'wideflat[experi
 
 SHARED = "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from)."
 
-EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted."
+EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted (Ctrl-C, SIGTERM)."
 
-#: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
+#: Exit codes: done, the work failed, the command line was wrong, interrupted (128 + SIGINT, after SIGTERM too).
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -92,7 +93,7 @@ def _run(arguments: list[str], verbose: bool) -> int:
         wanted = any(flag in arguments for flag in ("-h", "--help"))
         with without_colours_if_asked(), as_wide_as_the_screen(wanted), with_the_nearest_word():
             command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), terminated_like_interrupted():
             if not verbose:
                 warnings.showwarning = _show_warning
             return int(command.run() or OK)
