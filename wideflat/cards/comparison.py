@@ -112,4 +112,5 @@ def _sentence(mean: dict[str, float], stderr: dict[str, float], a: LocalEnergy, 
         verdict = f"Sharper than {titles[1]}"
     else:
         verdict = f"Neither flatter nor sharper than {titles[1]}: the scales disagree"
-    return f"{verdict}: {' and '.join(parts)}, averaged over sigma = {low:g} to {high:g}."
+    where = f"averaged over sigma = {low:g} to {high:g}"
+    return f"{verdict}: {' and '.join(parts)}, {where}. The errors are those of the noise, on the same examples."
