@@ -171,8 +171,8 @@ def _shift(page: Page, results: dict[str, Any]) -> None:
     page.table(
         ["change", f"growth of the {metric}", "sigma of equal length", "noise of that length", "against noise"],
         rows,
-        "weights rounded to the nearest (symmetric, one step a tensor), or the smallest set to zero; the error bar of a "
-        "change is over examples, that of noise over noise",
+        "weights rounded to the nearest (symmetric, one step a tensor), or the smallest set to zero; the error "
+        "bar of a change is over examples, that of noise over noise",
     )
 
 

@@ -179,7 +179,7 @@ class Spectrum(Result):
         return self._interval(bell, where, float(width))
 
     def _ends(self, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The m_1 of which the mean that was seen is the upper and the lower quantile, by bisection of its logarithm."""
+        """Both m_1 of which the mean that was seen is an outer quantile, by bisection of their logarithms."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(mean > 0, second / mean, 1.0)
         shares = np.array([[1 - self._tail], [self._tail]])
