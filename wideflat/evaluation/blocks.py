@@ -346,6 +346,13 @@ def random_state(device: torch.device) -> tuple[Any, ...]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate(), device, own  # noqa: NPY002
 
 
+def same_random_state(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether nobody has drawn a random number between two random states."""
+    own = (a[4] is None and b[4] is None) or torch.equal(a[4], b[4])
+    numpy = a[1][2:] == b[1][2:] and np.array_equal(a[1][1], b[1][1])
+    return own and numpy and torch.equal(a[0], b[0]) and a[2] == b[2]
+
+
 def restore_random_state(state: tuple[Any, ...]) -> None:
     """Random states as they were."""
     torch.set_rng_state(state[0])
