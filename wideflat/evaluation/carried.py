@@ -26,6 +26,8 @@ _OWN = frozenset(vars(nn.Module())) - {"_buffers"}
 DEPTH = 4
 #: Parts of a list, a dictionary or an object up to which what is in them is noted, and not only which they are.
 PARTS = 64
+#: Numbers of a tensor up to which it is copied; one that is larger is not put back if it is written into.
+MANY = 2**26
 #: Numbers of a tensor that are compared, so that those written behind torch's back are seen.
 FEW = 4096
 
@@ -111,7 +113,7 @@ class _Note:
         self.value, self.version = value, 0
         self.content: Any = None
         if isinstance(value, Tensor):
-            if type(value) is Tensor and value.layout is torch.strided:
+            if type(value) is Tensor and value.layout is torch.strided and value.numel() <= MANY:
                 self.version = 0 if value.is_inference() else value._version
                 self.content = value.detach().clone()
         elif isinstance(value, tuple(_GENERATORS)):
@@ -148,6 +150,7 @@ class _Note:
             return value
         if isinstance(value, Tensor):
             value.data.copy_(self.content)
+            self.version = 0 if value.is_inference() else value._version
         elif isinstance(value, MutableMapping):
             value.clear()
             value.update({key: note.restored() for key, note in self.content})

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from wideflat.evaluation.agreement import agree, disagree, tensors
-from wideflat.evaluation.blocks import Block, chosen, cloned, random_state, same_random_state, seed_everything
+from wideflat.evaluation.blocks import Block, chosen, cloned, moved, random_state, seed_everything
 from wideflat.evaluation.carried import Carried
 from wideflat.evaluation.evaluation import Evaluation
 from wideflat.evaluation.metrics import NamedMetric
@@ -108,7 +108,7 @@ def _draws(states: Sequence[tuple[Any, ...]]) -> bool:
     A network that sets a seed of its own in every call leaves the same state behind, whatever the state before was.
     """
     before, after, _, last = states[:4]
-    return not same_random_state(before, after) and not same_random_state(after, last)
+    return any(drawn and differs for drawn, differs in zip(moved(before, after), moved(after, last), strict=True))
 
 
 def comparable(evaluation: Evaluation, result: tuple[Any, Any], size: int) -> Any:
