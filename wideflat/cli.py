@@ -92,7 +92,9 @@ def _run(arguments: list[str], verbose: bool) -> int:
         wanted = any(flag in arguments for flag in ("-h", "--help"))
         with without_colours_if_asked(), as_wide_as_the_screen(wanted), with_the_nearest_word():
             command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
-        with warnings.catch_warnings():
+        from wideflat.commands.answers import alone_on_stdout  # imports torch
+
+        with warnings.catch_warnings(), alone_on_stdout(getattr(command, "json", False)):
             if not verbose:
                 warnings.showwarning = _show_warning
             return int(command.run() or OK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from wideflat.commands import UsageError
+from wideflat.commands.answers import answer
 from wideflat.experiments.demo import ONE_LINE, Demo
 from wideflat.experiments.experiment import Comparison
 
@@ -76,7 +76,7 @@ class Command:
             record: dict[str, Any] = {"finding": demo.finding(), "networks": list(demo.networks), "report": str(page)}
             if list(demo.committee.folder.glob("*.csv")):
                 record["committee"] = demo.committee.record(page)
-            print(json_module.dumps(record, default=str))
+            answer(record)
             return
         print()
         deep.print("The deep network: mean ± standard deviation over n trainings")

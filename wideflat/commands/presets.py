@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import shutil
 import sys
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from wideflat.commands import UsageError
+from wideflat.commands.answers import answer
 from wideflat.committee.settings import SETTINGS
 from wideflat.experiments.options import MaybeText
 from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, nearest, preset
@@ -62,7 +62,10 @@ class Command:
         self._print(content, "\n\n".join(details).split("\n"))
 
     def _print(self, content: dict[str, Any], lines: list[str]) -> None:
-        print(json_module.dumps(content, indent=1) if self.json else on_screen(lines))
+        if self.json:
+            answer(content)
+        else:
+            print(on_screen(lines))
 
 
 def committee_settings() -> dict[str, dict[str, Any]]:
