@@ -1,9 +1,11 @@
 import html
+import json
 
 import pytest
 import torch
 
 import wideflat
+from wideflat import cli
 from wideflat.commands import demo as command
 from wideflat.experiments import demo
 from wideflat.experiments.demo import ONE_LINE, OPTIMIZERS, Demo
@@ -42,6 +44,18 @@ def test_the_page_begins_with_the_finding(small):
         assert part in text
     assert len(found.networks) == 2 and set(found.networks["converged"]) <= {0.0, 1.0}
     assert "wideflat reproduce fig1" not in text
+
+
+def test_json_is_one_object_with_numbers_as_numbers(small, monkeypatch, capfd):
+    found, _, _ = small
+    monkeypatch.setattr(command, "Demo", lambda *_, **__: found)
+    monkeypatch.setattr(found, "compute", lambda: print("on the way"))
+    assert cli.main(["demo", "--json"]) == 0
+    record = json.loads(capfd.readouterr().out, parse_constant=pytest.fail)
+    assert record["finding"] == found.finding() and record["committee"]["item"] == "fig1"
+    for row in (*record["networks"], *record["committee"]["rows"]):
+        words = {name for name, value in row.items() if not isinstance(value, (int, float)) and value is not None}
+        assert words <= {"algorithm", "draw", "setting"}
 
 
 def test_the_advice_works_when_pasted():
