@@ -25,7 +25,7 @@ _spec.loader.exec_module(small_world)
 
 OWN = "--data npz:digits.npz --build my_project.nets:network"
 TRAIN = f"train cifar10-smallconvnet {OWN} --epochs 1 --batch-size 16"
-COMMITTEE = "train committee-sgd-fast --patterns 40 --restarts 2"
+COMMITTEE = "train committee-sgd-fast --patterns 40 --restarts 2 --set max_epochs=20"
 #: The shortest way through each command. A new one needs a line here.
 LINES = {
     "demo": [],  # tests/experiments/test_demo.py, which has one that takes seconds
