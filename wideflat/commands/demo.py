@@ -21,6 +21,10 @@ A deep network and a committee machine learn to tell images of dresses and coats
 algorithms. Around every solution it is measured how flat the minimum is.
 """
 
+WORDS = """\
+δE: how many percent more of the training images are wrong under noise on the
+weights; lower is flatter. log Z, Φ: how much room there is; higher is wider."""
+
 NEXT = f"""\
 With your own network, one line changes; then ask how flat its minimum is:
   import torch, wideflat
@@ -71,24 +75,20 @@ class Command:
         return 0
 
     def _print(self, demo: Demo, page: Path) -> None:
-        deep = Comparison(*demo.rows())
+        finding, about = demo.finding()
         if self.json:
-            record: dict[str, Any] = {"finding": demo.finding(), "networks": list(demo.networks), "report": str(page)}
-            if list(demo.committee.folder.glob("*.csv")):
+            record: dict[str, Any] = {"finding": finding, "about": about, "networks": list(demo.networks)}
+            if demo.has_committee:
                 record["committee"] = demo.committee.record(page)
-            answer(record)
+            answer({**record, "report": page})
             return
         print()
-        deep.print("The deep network: mean ± standard deviation over n trainings")
-        if list(demo.committee.folder.glob("*.csv")):
+        Comparison(*demo.rows()).print("The deep network: mean ± standard deviation over n trainings")
+        if demo.has_committee:
             print()
-            demo.committee.comparison().print("The committee machine")
-        print()
-        print(NEXT)
-        print()
-        print(f"report: {page.resolve()}")
-        print()
-        _say(demo.finding())
+            Comparison(*demo.committee_rows()).print("The committee machine, in the same way")
+        print(f"\n{WORDS}\n\n{NEXT}\n\nreport: {page.resolve()}\n")
+        _say(f"{about}\n\n{finding}")
 
 
 def _say(text: str) -> None:
