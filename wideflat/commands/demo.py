@@ -22,8 +22,8 @@ algorithms. Around every solution it is measured how flat the minimum is.
 """
 
 WORDS = """\
-δE: how many percent more of the training images are wrong under noise on the
-weights; lower is flatter. log Z, Φ: how much room there is; higher is wider."""
+δE: points of training error that noise on the weights adds; lower is flatter.
+log Z (free entropy), Φ (local entropy): how much room; higher is wider."""
 
 NEXT = f"""\
 With your own network, one line changes; then ask how flat its minimum is:
@@ -88,7 +88,9 @@ class Command:
             print()
             Comparison(*demo.committee_rows()).print("The committee machine, in the same way")
         print(f"\n{WORDS}\n\n{NEXT}\n\nreport: {page.resolve()}\n")
-        _say(f"{about}\n\n{finding}")
+        _say(about)
+        print()
+        _say(finding)
 
 
 def _say(text: str) -> None:

@@ -12,6 +12,7 @@ Everything is computed from images that come with the package. What is in the ta
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,10 @@ VOLUME_IMAGES = 50
 
 _NETWORKS = ["algorithm", "seed", "steps", "train_error", "test_error", "energy", "log_z", "log_z_stderr", "converged"]
 _PROFILES = ["algorithm", "seed", "sigma", "energy", "stderr"]
+PURPOSE = (
+    "wideflat trains neural networks so that they end in wide flat minima, and measures how flat a minimum is. A "
+    "minimum is flat if the network hardly gets worse when noise is put on its weights."
+)
 QUESTION = (
     "Do Entropy-SGD and Replicated-SGD end in wider, flatter minima than SGD, and do flatter minima make fewer errors "
     "on images that they have not seen?"
@@ -103,7 +108,7 @@ class Demo:
         for number, (algorithm, seed) in enumerate(work, 1):
             self.say(f"step {number} of {count}: a deep network by {algorithm}, training {seed + 1} of {self.seeds}")
             self._train_and_measure(algorithm, seed)
-        self.say(f"step {count} of {count}: a committee machine by SGD, Replicated-SGD, Entropy-SGD; its local entropy")
+        self.say(f"step {count} of {count}: a committee machine by three optimizers, its local entropy")
         self.committee.compute()
 
     def _missing(self) -> Iterator[tuple[str, int]]:
@@ -165,7 +170,7 @@ class Demo:
     def rows(self) -> tuple[list[str], list[list[object]]]:
         """The deep network by optimizer: errors and flatness."""
         columns = ["optimizer", "n", "training error %", "test error %", f"δE, points at σ = {AT_SIGMA:g}"]
-        columns.append(f"free entropy log Z at σ = {AT_VOLUME:g}")
+        columns.append(f"log Z at σ = {AT_VOLUME:g}")
         rows: list[list[object]] = []
         for name in self.networks.unique("algorithm"):
             part = self.networks.where(algorithm=name)
@@ -182,8 +187,8 @@ class Demo:
         """The committee machine by algorithm, in the same words as the deep network."""
         restarts = self.committee.table("restarts")
         assert restarts is not None
-        columns = ["algorithm", "n", "training error %", "test error %", f"δE, points at σ = {AT_COMMITTEE:g}"]
-        columns.append(f"local entropy Φ · 10³ at d/D = {AT_DISTANCE:g}")
+        columns = ["optimizer", "n", "training error %", "test error %", f"δE, points at σ = {AT_COMMITTEE:g}"]
+        columns.append(f"Φ · 10³ at d/D = {AT_DISTANCE:g}")
         rows: list[list[object]] = []
         for setting in restarts.unique("setting"):
             part = restarts.where(setting=setting)
@@ -201,6 +206,7 @@ class Demo:
             finding=text,
         )
         page.section("What was asked")
+        page.paragraph(PURPOSE)
         page.paragraph(QUESTION)
         page.section("A deep network, one line different")
         page.code("\n".join(f"{line}    # {name}" for name, line in ONE_LINE.items()))
@@ -211,13 +217,30 @@ class Demo:
         page.table(*self.rows(), caption="Mean ± standard deviation over n trainings")
         page.charts(*self._charts())
         if self.has_committee:
-            charts = self.committee.charts()
-            for chart in charts:
-                chart.name = f"committee-{chart.name}"
-            self.committee.add_to(page, charts)
+            page.section("A committee machine, and the volume around its solutions")
+            page.paragraph(
+                f"Nine hidden units that vote, on {PATTERNS} images of the same kind: the network of the paper's "
+                "Figure 1, small enough for the local entropy, which counts the solutions around a solution. "
+                "`wideflat reproduce fig1` computes the whole figure."
+            )
+            page.table(*self.committee_rows(), caption="Mean ± standard deviation over n trainings")
+            page.charts(*self._committee_charts())
+            for name in ("restarts", "entropy", "energy"):
+                table = self.committee.table(name)
+                page.details(f"Where {name}.csv comes from", table.provenance if table else {})
         path = self.folder / "report.html"
         page.write(path)
         return path
+
+    def _committee_charts(self) -> list[Chart]:
+        """Flatness by both measures and the test error, named as in the rest of the page."""
+        charts = {chart.name: chart for chart in self.committee.charts()}
+        chosen = [charts[name] for name in ("energy-balanced", "entropy-bp-balanced", "test-error-balanced")]
+        for chart in chosen:
+            chart.name = f"committee-{chart.name}"
+            chart.title = f"{chart.title} of the committee machine"
+            chart.series = [dataclasses.replace(series, label=COMMITTEE[series.label]) for series in chart.series]
+        return chosen
 
     def _charts(self) -> list[Chart]:
         names, profiles = self.networks.unique("algorithm"), self.profiles
