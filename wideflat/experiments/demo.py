@@ -212,16 +212,16 @@ class Demo:
         page.code("\n".join(f"{line}    # {name}" for name, line in ONE_LINE.items()))
         page.paragraph(
             f"SmallConvNet (427,072 weights) on {IMAGES} images of dresses and coats, {self.steps} mini-batches of "
-            f"{BATCH}, so that both learn them; every seed draws other images and other weights, the same for both."
+            f"{BATCH}, so that both learn them; every seed has other images and other weights, the same for both."
         )
-        page.table(*self.rows(), caption="Mean ± standard deviation over n trainings")
+        page.table(*self.rows(), caption="Mean ± standard deviation over n trainings; log Z is the free entropy")
         page.charts(*self._charts())
         if self.has_committee:
             page.section("A committee machine, and the volume around its solutions")
             page.paragraph(
                 f"Nine hidden units that vote, on {PATTERNS} images of the same kind: the network of the paper's "
                 "Figure 1, small enough for the local entropy, which counts the solutions around a solution. "
-                "`wideflat reproduce fig1` computes the whole figure."
+                "The command wideflat reproduce fig1 computes the whole figure."
             )
             page.table(*self.committee_rows(), caption="Mean ± standard deviation over n trainings")
             page.charts(*self._committee_charts())
