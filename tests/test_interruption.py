@@ -43,12 +43,19 @@ def test_sigterm_is_ctrl_c():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_is_put_back_is_put_back_whole():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_put_back_is_put_back_whole(number):
     done = []
-    with pytest.raises(KeyboardInterrupt), undisturbed():
-        send(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted(), undisturbed():
+        send(number)
         done.append(True)
     assert done == [True]
+
+
+def test_a_signal_that_nobody_answers_ends_the_process_at_once():
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with undisturbed():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_other_threads_leave_the_signals_alone():

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from wideflat.captured import Captured
 from wideflat.checks import function
-from wideflat.checks.family import check_cycle
+from wideflat.checks.family import check_cycle, check_numbers_of_torch, explained
 from wideflat.checks.records import of_shape
 from wideflat.checks.trainers import watch_trainer
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
@@ -84,6 +84,8 @@ class Cycles(Captured):
     def _check_settings(self) -> None:
         for settings in self._settings():
             check_cycle(settings)
+        for inner in (*self.inner, self.outer):
+            check_numbers_of_torch(inner)
         for p, state in self.state.items():
             same_parameter = self._layouts.get(p, (p.shape,))[0] == p.shape  # else it is not the state that is another
             for name in ("center", "mean"):
@@ -269,6 +271,7 @@ class Cycles(Captured):
         for settings in self._settings():
             settings["position"], settings["step"] = position, step
 
+    @explained
     @torch.no_grad()
     def flush(self) -> None:
         """Close a partial cycle now: w moves by the outer step on what mu has gathered. Nothing at a cycle's start."""

@@ -26,7 +26,6 @@ What makes an interrupted run equal to an undisturbed one:
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import re
@@ -41,7 +40,7 @@ from torch import nn
 
 from wideflat.centered import warn_off_center
 from wideflat.checks import shown, whole
-from wideflat.checks.calls import called
+from wideflat.checks.calls import called, takes
 from wideflat.checks.doors import asks
 from wideflat.environment import environment, now
 from wideflat.files import hold, missing, naming, on_disk, read_whole, write_json
@@ -401,7 +400,7 @@ class Run:
             "image_size": experiment.image_size,
             "in_channels": whole("in_channels", channels, 1),
         }
-        known = inspect.signature(build).parameters
+        known = takes(build)
         model = called("build", build, **{name: value for name, value in facts.items() if name in known})
         if not isinstance(model, nn.Module):
             raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from wideflat.checks import a_kind
 from wideflat.checks.records import in_json
 from wideflat.files import DamagedState, atomic_write, read_whole, write_json
 
@@ -159,6 +161,8 @@ def _within(name: str, key: object) -> str:
 
 
 def _encode_tensor(value: Tensor, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if is_lazy(value) or value.is_meta or value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        raise TypeError(f"a state holds dense tensors with content; {name} is {a_kind(value)} without them")
     while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
         name += "'"
     tensors[name] = value.detach().to("cpu", copy=True).contiguous()
