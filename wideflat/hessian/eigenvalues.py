@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from wideflat.checks import function as checked_function
 from wideflat.checks import instance, number, numbers_of
 from wideflat.checks.options import check_fields, text
 from wideflat.checks.records import array, parts_of, reading
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Density", "Spectrum"]
@@ -226,9 +225,7 @@ class Spectrum(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
-        with atomic_write(path) as file:
-            json.dump(self.to_dict(), file)
-            file.write("\n")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:
