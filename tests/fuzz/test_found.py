@@ -17,6 +17,7 @@ import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
 from wideflat.experiments.statistics import Correlation, pearson
+from wideflat.experiments.sweep import sweep
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
 from wideflat.training.state_files import save_state
@@ -171,6 +172,8 @@ FOUND = {
         lambda: dataclasses.replace(presets.preset("cifar10-resnet18", "esgd"), model_arguments=(("a", iter("a")),)),
         "model_arguments must be what JSON can say",
     ),
+    "a seed that is no whole number": (lambda: data.dress_coat.load(seed=1e300), "seed must be a whole number"),
+    "tasks that are none": (lambda: sweep(np.array(["a"]), "unwritten"), "an entry of tasks must be a Task"),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),
         "has another shape than in perturb",
