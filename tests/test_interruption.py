@@ -10,15 +10,18 @@ from wideflat import committee, training
 from wideflat.energy.profile import Interrupted as EnergyInterrupted
 from wideflat.entropy.measure import Interrupted as EntropyInterrupted
 from wideflat.interruption import Interrupted, stop_requests, terminated_like_interrupted, undisturbed
+from wideflat.volume.free_entropy import Interrupted as VolumeInterrupted
 
 
 def send(number):
     os.kill(os.getpid(), number)
 
 
-def test_there_is_one_class():
-    for kind in (committee.Interrupted, EnergyInterrupted, EntropyInterrupted, training.Interrupted):
-        assert issubclass(kind, Interrupted) and issubclass(kind, KeyboardInterrupt)
+@pytest.mark.parametrize(
+    "kind", [committee.Interrupted, EnergyInterrupted, EntropyInterrupted, VolumeInterrupted, training.Interrupted]
+)
+def test_there_is_one_class(kind):
+    assert issubclass(kind, Interrupted) and issubclass(kind, KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -91,9 +91,13 @@ def _run(arguments: list[str], verbose: bool) -> int:
         # The docstring is given as it stands: by itself tyro leaves its examples out.
         about = joined(f"{inspect.getdoc(kind)}\n\n{SHARED}")
         wanted = any(flag in arguments for flag in ("-h", "--help"))
-        with without_colours_if_asked(), as_wide_as_the_screen(wanted), with_the_nearest_word():
+        nearest = with_the_nearest_word(name, arguments[1:], _options)
+        with without_colours_if_asked(), as_wide_as_the_screen(wanted), nearest:
             command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
-        with warnings.catch_warnings(), terminated_like_interrupted():
+        from wideflat.commands.answers import alone_on_stdout  # imports torch
+
+        answered = alone_on_stdout(getattr(command, "json", False))
+        with warnings.catch_warnings(), terminated_like_interrupted(), answered:
             if not verbose:
                 warnings.showwarning = _show_warning
             return int(command.run() or OK)
@@ -133,6 +137,13 @@ def _overview() -> str:
 
 def _command(name: str) -> Callable[..., Any]:
     return importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}").Command
+
+
+def _options(name: str, *items: str) -> list[str]:
+    """Imported only where something is wrong: it knows all experiments."""
+    completions = importlib.import_module("wideflat.commands.completions")
+    known = [item for item in items if item in completions.ITEMS]
+    return list(completions.options_of(name, *(known or completions.ITEMS)))
 
 
 def _take(arguments: list[str], *flags: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from wideflat.cards.card import Card
 from wideflat.cards.measuring import Interrupted, card, compare_with
 from wideflat.commands import UsageError
+from wideflat.commands.answers import answer
 from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
 from wideflat.experiments.options import Device, MaybeFloat, MaybeInt, MaybePath, MaybeText
@@ -91,7 +91,7 @@ class Command:
         found.save(out.with_suffix(".json"))  # at once: a page takes seconds to draw, and may be interrupted too
         found.save(out)
         if self.json:
-            print(json_module.dumps(found.to_dict(), indent=1, allow_nan=False))
+            answer(found.to_dict())
         else:
             print(found)
             print(f"page: {out}\nnumbers: {out.with_suffix('.json')}")

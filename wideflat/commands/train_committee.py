@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
-import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ import numpy as np
 
 from wideflat import committee
 from wideflat.commands import UsageError, usage
+from wideflat.commands.answers import answer
 from wideflat.data import dress_coat
 from wideflat.experiments.statistics import mean_and_spread
 from wideflat.training.runs import Run
@@ -82,9 +81,8 @@ def train_committee(
                 return 130
             solutions.save(result)
             (run.path / "checkpoint.npz").unlink(missing_ok=True)
-    summary = {key: None if math.isnan(value) else value for key, value in solutions.summary().items()}
     if json:
-        print(json_module.dumps({"run": str(run.path), "solutions": str(result), **summary}))
+        answer({"run": run.path, "solutions": result, **solutions.summary()})
     else:
         print(f"{result}: {len(solutions)} restarts")
         for words, value in _in_words(solutions):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from wideflat import algorithms
-from wideflat.checks import flag, instance, number, numbers_of, shown, whole
+from wideflat.checks import flag, instance, number, numbers_of, perhaps, shown, whole
 from wideflat.checks.calls import takes
 from wideflat.checks.doors import asks
 from wideflat.checks.records import in_json, reading
@@ -56,7 +56,7 @@ COUNTS = {
 def one_of(field: str, value: str, known: Any) -> None:
     """Refuse a value that is not one of the known ones."""
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{field} must be one of {', '.join(known)}, got {shown(value)}")
+        raise ValueError(f"{field} must be one of {', '.join(known)}, got {shown(value)}{perhaps(value, known)}")
 
 
 @asks

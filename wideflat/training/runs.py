@@ -43,7 +43,7 @@ from wideflat.checks import shown, whole
 from wideflat.checks.calls import called, takes
 from wideflat.checks.doors import asks
 from wideflat.environment import environment, now
-from wideflat.files import atomic_write, hold, missing, naming, on_disk, read_whole
+from wideflat.files import hold, missing, naming, on_disk, read_whole, write_json
 from wideflat.presets import Preset
 from wideflat.training.configurations import as_read, differences
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
@@ -126,9 +126,7 @@ class Run:
         config = {"format": FORMAT, **as_read(config)}
         with on_disk(path):
             path.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path / "config.json") as file:
-                json.dump(config, file, indent=1)
-                file.write("\n")
+            write_json(path / "config.json", config)
         return cls(path, config, build)
 
     @classmethod
