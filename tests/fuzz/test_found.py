@@ -16,10 +16,12 @@ from torch.utils.data import TensorDataset
 import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
+from wideflat.experiments import item
 from wideflat.experiments.statistics import Correlation, pearson
 from wideflat.experiments.sweep import sweep
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
+from wideflat.models import kaiming_normal
 from wideflat.training.state_files import save_state
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -53,6 +55,22 @@ def loaded(opt: torch.optim.Optimizer, **changed: Any) -> None:
 
 
 double = torch.Tensor.double
+
+
+def spoilt_at_the_end(change: Any, restored: bool) -> None:
+    """A parameter that is made another one before or after restore(), in a step without second gradients."""
+    p = nn.Parameter(torch.ones(2))
+    opt = wideflat.LookSAM([p], lr=0.1, period=2)
+    for k in range(2):
+        p.grad = torch.ones(2)
+        if opt.perturb():
+            p.grad = torch.ones(2)
+        if k == 1 and not restored:
+            p.data = change(p.data)
+        opt.restore()
+        if k == 1 and restored:
+            p.data = change(p.data)
+        opt.step()
 
 
 def after_a_step(opt: Any, method: str, outer_momentum: Any = None, change: Any = lambda weight: torch.ones(7)) -> None:
@@ -174,6 +192,20 @@ FOUND = {
     ),
     "a seed that is no whole number": (lambda: data.dress_coat.load(seed=1e300), "seed must be a whole number"),
     "tasks that are none": (lambda: sweep(np.array(["a"]), "unwritten"), "an entry of tasks must be a Task"),
+    "a side of images below 1": (
+        lambda: data.from_datasets([(torch.zeros(8, 8), 0)], [(torch.zeros(8, 8), 0)], -32),
+        "size must be a whole number >= 1",
+    ),
+    "a lazy network to initialise": (lambda: kaiming_normal(nn.LazyLinear(2)), "a weight must be a dense tensor"),
+    "a folder that cannot be": (lambda: item("fig6").open("\0", quick=True), "folder must be"),
+    "another shape between restore() and step()": (
+        lambda: spoilt_at_the_end(lambda t: torch.ones(7), restored=True),
+        "a gradient has another shape than its parameter",
+    ),
+    "another type between perturb() and restore(), where w was not left": (
+        lambda: spoilt_at_the_end(torch.Tensor.half, restored=False),
+        "has become torch.float16 since",
+    ),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),
         "has another shape than in perturb",
