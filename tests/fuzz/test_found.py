@@ -22,9 +22,11 @@ from wideflat.experiments.sweep import sweep
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
 from wideflat.models import kaiming_normal
+from wideflat.training import Training
 from wideflat.training.state_files import save_state
 
 sys.path.insert(0, str(Path(__file__).parent))
+from room_doors import cell, images
 from strange import Failing, OwnTensor, nested
 from test_strange import is_ours
 
@@ -198,6 +200,11 @@ FOUND = {
     ),
     "a lazy network to initialise": (lambda: kaiming_normal(nn.LazyLinear(2)), "a weight must be a dense tensor"),
     "a folder that cannot be": (lambda: item("fig6").open("\0", quick=True), "folder must be"),
+    "a saved training that is none": (lambda: Training(cell(), images(), saved={"a": 1}), "has no learner and no"),
+    "a number of thousands of digits": (
+        lambda: data.Batches(images(), 4).batch(10**5000, 0),
+        "epoch must be a whole number of at most 64 bits",
+    ),
     "another shape between restore() and step()": (
         lambda: spoilt_at_the_end(lambda t: torch.ones(7), restored=True),
         "a gradient has another shape than its parameter",
