@@ -205,6 +205,18 @@ FOUND = {
         lambda: data.Batches(images(), 4).batch(10**5000, 0),
         "epoch must be a whole number of at most 64 bits",
     ),
+    "a position that is infinite": (
+        lambda: entropy_sgd(position=float("inf")).step(),
+        "position must be a whole number",
+    ),
+    "params without end": (
+        lambda: wideflat.ASAM([nn.Parameter(torch.ones(2))]).add_param_group({"params": range(10**12)}),
+        "params must be at most",
+    ),
+    "another shape between perturb() and restore(), where w was not left": (
+        lambda: spoilt_at_the_end(lambda t: torch.ones(7), restored=False),
+        "a gradient has another shape than its parameter",
+    ),
     "another shape between restore() and step()": (
         lambda: spoilt_at_the_end(lambda t: torch.ones(7), restored=True),
         "a gradient has another shape than its parameter",

@@ -16,7 +16,7 @@ from wideflat.baselines.closures import call_for_gradients, call_idle, refuse_gr
 from wideflat.checks import LARGEST, flag, function, instance, maker, network, number, optimizer, whole
 from wideflat.checks.options import bounded, strength
 from wideflat.checks.options import param_group as checked_group
-from wideflat.checks.parameters import refuse_shared_memory, refuse_stale
+from wideflat.checks.parameters import refuse_shared_memory
 from wideflat.checks.records import check_state_dict, of_shape, reading
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.shards import is_sharded, like, local, local_gradient, norm
@@ -357,7 +357,7 @@ class SAM(Optimizer):
         else:
             gradients = made  # a closure that makes none leaves those that are there
         found = {p: gradients[p] for p in {**made, **second} if p in gradients}
-        refuse_stale(found.values(), found)
+        refuse_gradients(list(found.values()), list(found))
         for p in {**made, **second}:
             p.grad = gradients.get(p)
         self._work.restored = True
