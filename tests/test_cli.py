@@ -1,4 +1,6 @@
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -9,6 +11,7 @@ import pytest
 import wideflat
 from wideflat import cli
 from wideflat.commands import UsageError
+from wideflat.experiments import ITEMS
 
 
 @pytest.fixture
@@ -65,6 +68,12 @@ def test_unknown_command_suggests_the_nearest(capsys):
         (["data", "verfy"], "verify"),
         (["train", "committee-sgd-fast", "--set", "droput=0.3"], "dropout"),
         (["train", "cifar10-smallconvnet", "--lrr", "1"], "--lr"),
+        (["reproduce", "fig1", "--restrts", "3"], "--restarts"),
+        (["reproduce", "--jsn", "fig1"], "--json"),
+        (["reproduce", "fig1", "--settings", "sdg-fast"], "sgd-fast"),
+        (["reproduce", "table1", "--algorithms", "esdg"], "esgd"),
+        (["reproduce", "table1", "--rows", "cifar10-smallcovnet"], "cifar10-smallconvnet"),
+        (["presets", "cifar10-resnet18", "--algorithm", "esdg"], "esgd"),
     ],
 )
 @pytest.mark.parametrize("columns", ["40", "80"])
@@ -76,6 +85,18 @@ def test_a_word_that_is_none_of_those_possible_suggests_the_nearest(arguments, w
         code = end.code
     said = capsys.readouterr().err
     assert code == cli.USAGE and "you mean" in said and word in said.rsplit("you mean", 1)[1]
+
+
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *(f"reproduce {item}" for item in ITEMS)])
+def test_a_misspelt_option_of_every_command_and_item_suggests_the_nearest(name, capsys):
+    given = {"demo": [], "data": [], "report": [], "presets": []}.get(name, [] if "reproduce" in name else ["x"])
+    with pytest.raises(SystemExit) as end:
+        cli.main([*name.split(), *given, "--jsno"])
+    said = capsys.readouterr().err
+    assert end.value.code == cli.USAGE
+    assert said == (
+        f"wideflat: {name} has no option --jsno. Did you mean --json?\n`wideflat {name} --help` lists its options\n"
+    )
 
 
 def test_help_shows_the_examples(command, capsys):
@@ -105,6 +126,16 @@ def test_interruption(command, capsys):
     command.behaviour = raising(KeyboardInterrupt())
     assert cli.main(["probe"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_sigterm_is_ctrl_c_for_every_command(command, capsys):
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # without the command line's answer nothing happens
+    try:
+        command.behaviour = lambda self: os.kill(os.getpid(), signal.SIGTERM)
+        assert cli.main(["probe"]) == 130
+        assert "interrupted" in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_warnings_are_one_line(command, capsys):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What a wheel with the compiled loops of one platform may have.
-MOST_BYTES = 2**20
+MOST_BYTES = 1_000_000
 NEEDED = ("wideflat/py.typed", "wideflat/kernels/entropy_sgd.c", "wideflat/data/dress_coat.npy")
 
 

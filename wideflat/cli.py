@@ -23,6 +23,7 @@ from wideflat.commands.help_text import (
     with_the_nearest_word,
     without_colours_if_asked,
 )
+from wideflat.interruption import terminated_like_interrupted
 from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
@@ -45,9 +46,9 @@ NEEDS_MORE = "the command line needs more packages: pip install 'wideflat[experi
 
 SHARED = "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from)."
 
-EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted."
+EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted (Ctrl-C, SIGTERM)."
 
-#: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
+#: Exit codes: done, the work failed, the command line was wrong, interrupted (128 + SIGINT, after SIGTERM too).
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -90,9 +91,13 @@ def _run(arguments: list[str], verbose: bool) -> int:
         # The docstring is given as it stands: by itself tyro leaves its examples out.
         about = joined(f"{inspect.getdoc(kind)}\n\n{SHARED}")
         wanted = any(flag in arguments for flag in ("-h", "--help"))
-        with without_colours_if_asked(), as_wide_as_the_screen(wanted), with_the_nearest_word():
+        nearest = with_the_nearest_word(name, arguments[1:], _options)
+        with without_colours_if_asked(), as_wide_as_the_screen(wanted), nearest:
             command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
-        with warnings.catch_warnings():
+        from wideflat.commands.answers import alone_on_stdout  # imports torch
+
+        answered = alone_on_stdout(getattr(command, "json", False))
+        with warnings.catch_warnings(), terminated_like_interrupted(), answered:
             if not verbose:
                 warnings.showwarning = _show_warning
             return int(command.run() or OK)
@@ -132,6 +137,13 @@ def _overview() -> str:
 
 def _command(name: str) -> Callable[..., Any]:
     return importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}").Command
+
+
+def _options(name: str, *items: str) -> list[str]:
+    """Imported only where something is wrong: it knows all experiments."""
+    completions = importlib.import_module("wideflat.commands.completions")
+    known = [item for item in items if item in completions.ITEMS]
+    return list(completions.options_of(name, *(known or completions.ITEMS)))
 
 
 def _take(arguments: list[str], *flags: str) -> bool:

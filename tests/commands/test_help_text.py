@@ -60,7 +60,7 @@ def test_an_example_goes_on_behind_a_backslash():
     assert all(len(line) <= 40 for line in text.splitlines())
 
 
-@pytest.mark.parametrize("words", [["demo", "--help"], ["demo", "--sedes", "3"]])
+@pytest.mark.parametrize("words", [["demo", "--help"], ["data", "verfy"]])
 def test_no_color_is_respected(words, monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

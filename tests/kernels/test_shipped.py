@@ -1,6 +1,8 @@
 """The compiled loops in a wheel: made by the build hook, checked before they are loaded."""
 
+import base64
 import ctypes
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -190,6 +192,15 @@ def test_a_wheel_is_packed_smaller(hook, wheel, monkeypatch):
     hook.pack_smaller(wheel)
     assert entries(wheel) == before and wheel.stat().st_size < size
     assert list(wheel.parent.iterdir()) == [wheel]
+
+
+def test_a_wheel_has_the_code_without_comments_each_statement_where_it_was(hook):
+    source = 'x = "# no comment"  # one\n# another, é\n\ndef f(y):\n    # a third\n    return y  # doctest\n'
+    bare = hook.without_comments(source.encode()).decode()
+    assert bare == 'x = "# no comment"\n\n\ndef f(y):\n\n    return y\n'
+    listed = hook.record({"a.py": b"x = 1\n", "w.dist-info/RECORD": b""}, "w.dist-info/RECORD").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).decode().rstrip("=")
+    assert listed == f"a.py,sha256={digest},6\nw.dist-info/RECORD,,\n"
 
 
 @pytest.mark.parametrize("compress", [lambda data: zlib.compress(data[1:]), lambda data: b"nonsense", lambda data: 3])

@@ -29,6 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from wideflat.algorithms.algorithm import Algorithm
+from wideflat.checks import perhaps
 
 if TYPE_CHECKING:
     from wideflat.presets import Preset
@@ -69,7 +70,8 @@ def check(preset: Preset) -> None:
     """Refuse an algorithm that is not there, and settings that an algorithm does not have."""
     name = preset.algorithm
     if name not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
+        known = ", ".join(ALGORITHMS)
+        raise ValueError(f"algorithm must be one of {known}, got {name!r}{perhaps(name, ALGORITHMS)}")
     algorithm = ALGORITHMS[name]
     if preset.num_replicas != 1 and not algorithm.replicated:
         raise ValueError(

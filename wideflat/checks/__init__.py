@@ -35,6 +35,7 @@ __all__ = [
     "number",
     "numbers_of",
     "optimizer",
+    "perhaps",
     "real_tensor",
     "shareable",
     "shown",
@@ -237,10 +238,19 @@ def choice(name: str, value: Any, options: Iterable[str]) -> str:
     if isinstance(value, str) and value in words:
         return value
     *first, last = [f'"{word}"' for word in words]
-    near = get_close_matches(value, words, 1) if isinstance(value, str) else []
-    hint = f'; did you mean "{near[0]}"?' if near else ""
     wanted = f"{', '.join(first)} or {last}" if first else last
-    raise (ValueError if isinstance(value, str) else TypeError)(f"{name} must be {wanted}, got {shown(value)}{hint}")
+    kind = ValueError if isinstance(value, str) else TypeError
+    raise kind(f"{name} must be {wanted}, got {shown(value)}{perhaps(value, words)}")
+
+
+def perhaps(value: Any, words: Iterable[str]) -> str:
+    """The end of a message about a word that is none of some: the nearest of them, if one is near.
+
+    >>> perhaps("esdg", ["sgd", "esgd"]), perhaps("adam", ["sgd", "esgd"])
+    ('; did you mean "esgd"?', '')
+    """
+    near = get_close_matches(value, list(words), 1) if isinstance(value, str) else []
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def flag(name: str, value: Any) -> bool:

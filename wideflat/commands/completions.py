@@ -16,7 +16,7 @@ from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item
 from wideflat.presets import PRESETS
 
-__all__ = ["SHELLS", "script"]
+__all__ = ["SHELLS", "options_of", "script"]
 
 #: Words that a command takes besides its options and files.
 WORDS: dict[str, Callable[[], list[str]]] = {
@@ -54,15 +54,20 @@ def script(shell: str, commands: Mapping[str, str]) -> str:
 
 
 def _entry(name: str, about: str) -> Entry:
+    return Entry(about, WORDS[name]() if name in WORDS else [], options_of(name, *ITEMS))
+
+
+def options_of(name: str, *items: str) -> dict[str, list[str]]:
+    """The options of a command, each with the values that it is limited to; of ``reproduce`` with those of items."""
     command = importlib.import_module(f"wideflat.commands.{name.replace('-', '_')}").Command
-    kinds = [command, *((find_item(item).options for item in ITEMS) if name == "reproduce" else ())]
+    kinds = [command, *(find_item(item).options for item in items if name == "reproduce")]
     options: dict[str, list[str]] = {"--help": [], "--quiet": [], "--verbose": []}
     for kind in kinds:
         hints = typing.get_type_hints(kind, include_extras=True)
         for field in dataclasses.fields(kind):
             if "Positional" not in repr(hints[field.name]) and field.name != "item":
                 options[f"--{field.name.replace('_', '-')}"] = _choices(hints[field.name])
-    return Entry(about, WORDS[name]() if name in WORDS else [], options)
+    return options
 
 
 def _choices(hint: Any) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import sys
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from wideflat.commands import UsageError, usage
+from wideflat.commands.answers import answer
 from wideflat.data import CATALOGUE, DataError, check, fetch, find, search_folders
 from wideflat.data.catalogue import DressCoat, specification
 from wideflat.experiments.options import MaybePath
@@ -83,7 +83,7 @@ class Command:
             rows.append({"name": name, "title": data.title, "found": place, "download_bytes": size})
         folders = list(map(str, search_folders(self.data)))
         if self.json:
-            _print_json({"data": rows, "looked_in": folders})
+            answer({"data": rows, "looked_in": folders})
             return 0
         table = [
             (
@@ -104,7 +104,7 @@ class Command:
         rows = self._reports(names)
         bad = [row for row in rows if row["status"] != "ok"]
         if self.json:
-            _print_json({"files": rows, "ok": not bad})
+            answer({"files": rows, "ok": not bad})
         else:
             table = [(row["data"], row["path"], row["status"]) for row in rows]
             print_table(("data set", "file", "status"), table, styles=STYLES)
@@ -147,13 +147,9 @@ class Command:
             if not self.json:
                 print(f"{name}: {done[name]}")
         if self.json:
-            _print_json({"fetched": done})
+            answer({"fetched": done})
         return 0
 
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size else ""
-
-
-def _print_json(value: Any) -> None:
-    print(json_module.dumps(value, indent=1))

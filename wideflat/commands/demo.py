@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from wideflat.commands import UsageError
+from wideflat.commands.answers import answer
 from wideflat.experiments.demo import ONE_LINE, Demo
 from wideflat.experiments.experiment import Comparison
 
@@ -20,6 +20,10 @@ INTRODUCTION = """\
 A deep network and a committee machine learn to tell images of dresses and coats apart, by SGD and by entropic
 algorithms. Around every solution it is measured how flat the minimum is.
 """
+
+WORDS = """\
+δE: points of training error that noise on the weights adds; lower is flatter.
+log Z (free entropy), Φ (local entropy): how much room; higher is wider."""
 
 NEXT = f"""\
 With your own network, one line changes; then ask how flat its minimum is:
@@ -71,24 +75,22 @@ class Command:
         return 0
 
     def _print(self, demo: Demo, page: Path) -> None:
-        deep = Comparison(*demo.rows())
+        finding, about = demo.finding()
         if self.json:
-            record: dict[str, Any] = {"finding": demo.finding(), "networks": list(demo.networks), "report": str(page)}
-            if list(demo.committee.folder.glob("*.csv")):
+            record: dict[str, Any] = {"finding": finding, "about": about, "networks": list(demo.networks)}
+            if demo.has_committee:
                 record["committee"] = demo.committee.record(page)
-            print(json_module.dumps(record, default=str))
+            answer({**record, "report": page})
             return
         print()
-        deep.print("The deep network: mean ± standard deviation over n trainings")
-        if list(demo.committee.folder.glob("*.csv")):
+        Comparison(*demo.rows()).print("The deep network: mean ± standard deviation over n trainings")
+        if demo.has_committee:
             print()
-            demo.committee.comparison().print("The committee machine")
+            Comparison(*demo.committee_rows()).print("The committee machine, in the same way")
+        print(f"\n{WORDS}\n\n{NEXT}\n\nreport: {page.resolve()}\n")
+        _say(about)
         print()
-        print(NEXT)
-        print()
-        print(f"report: {page.resolve()}")
-        print()
-        _say(demo.finding())
+        _say(finding)
 
 
 def _say(text: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
 import math
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from torch import nn
 
+from wideflat.commands.answers import answer
+from wideflat.commands.comparisons import Compared, compared
 from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
 from wideflat.experiments.options import Device, MaybeFloat, MaybeInt, MaybePath, MaybeText, Parameters, Paths
@@ -106,18 +108,15 @@ class Command:
             unfinished.unlink(missing_ok=True)
         if self.figure is not None:
             _draw(found, self.figure)
-        self._print(found, out)
+        self._print(found, out, list(compared(found, self.compare, others, self.force)))
         if not found.complete:
             print(f"wideflat: not finished; the same command goes on from {unfinished}", file=sys.stderr)
-        for path, other in zip(self.compare, others, strict=True):
-            text = _comparison(found, other, path, self.force)
-            print(text, file=sys.stderr if self.json else sys.stdout)  # what is on standard output stays whole JSON
         good = found.complete and (self.quick or bool(found.converged.all()))
         return code or (0 if good else 1)
 
-    def _print(self, found: FreeEntropy, out: Path) -> None:
+    def _print(self, found: FreeEntropy, out: Path, beside: Sequence[Compared]) -> None:
         if self.json:
-            print(json_module.dumps(found.to_dict(), indent=2))
+            answer(found.to_dict() | ({"compared": [each.record() for each in beside]} if beside else {}))
             return
         header, rows = found.table()
         text = str(found).split("\n")
@@ -130,6 +129,8 @@ class Command:
             print(f"result: {out}")
         if self.figure is not None:
             print(f"figure: {self.figure}")
+        for each in beside:
+            print(each)
 
     def _measure(
         self, model: nn.Module, data: Any, options: dict[str, Any], checkpoint: Path
@@ -195,14 +196,3 @@ def _draw(found: FreeEntropy, path: Path) -> None:
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format=path.suffix.lower().removeprefix(".") or "png", dpi=150)
     plt.close(figure)
-
-
-def _comparison(found: FreeEntropy, other: FreeEntropy, path: Path, force: bool) -> str:
-    try:
-        difference = found.compare(other, force=force)
-    except ValueError as error:
-        return f"compared with {path}: {str(error).replace('force=True', '--force')}"
-    rows = zip(difference.sigmas, difference.mean, difference.stderr, difference.deviations, strict=True)
-    lines = [f"minus {path}:", f"{'sigma':>8} {'difference':>11} {'stderr':>10} {'deviations':>10}"]
-    lines += ["{:8.4g} {:11.3f} {:10.2g} {:10.1f}".format(*row) for row in rows]
-    return "\n".join([*lines, difference.note])

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "joined",
     "nearest_word",
     "screen_width",
+    "unknown_option",
     "with_the_nearest_word",
     "without_colours_if_asked",
 ]
@@ -47,31 +48,55 @@ def as_wide_as_the_screen(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_the_nearest_word() -> Iterator[None]:
-    """After what tyro says of a word that is none of those possible comes the one that may be meant."""
+def with_the_nearest_word(name: str, arguments: Sequence[str], options: Callable[..., Iterable[str]]) -> Iterator[None]:
+    """A word that is none of those possible is answered with the one that may be meant.
+
+    Args:
+        name: Of the command.
+        arguments: What follows it.
+        options: The options of the command, and of the items that are named.
+    """
     page = _Page(sys.stderr)
     try:
         with contextlib.redirect_stderr(page):
             yield
     finally:
-        print(page.getvalue(), end="", file=sys.stderr)
-        if word := nearest_word(page.getvalue()):
-            print(f"Did you mean {word!r}?", file=sys.stderr)
+        text = " ".join(re.sub(r"[│─╭╮╰╯|]", " ", _COLOURS.sub("", page.getvalue())).split())
+        if unknown := re.search(r"Unrecognized options: (--[\w-]+)", text):
+            items = [word for word in arguments if not word.startswith("-")][:1]
+            print(unknown_option(name, unknown[1], items, list(options(name, *items))), file=sys.stderr)
+        else:
+            print(page.getvalue(), end="", file=sys.stderr)
+            if word := nearest_word(text):
+                print(f"Did you mean {word!r}?", file=sys.stderr)
+
+
+def unknown_option(name: str, option: str, items: Sequence[str], known: Sequence[str]) -> str:
+    """That there is no such option, the nearest one, and where all of them are.
+
+    Example:
+        >>> print(unknown_option("demo", "--sedes", [], ["--help", "--seeds"]))
+        wideflat: demo has no option --sedes. Did you mean --seeds?
+        `wideflat demo --help` lists its options
+    """
+    whole = " ".join([name, *(items if name == "reproduce" else ())])
+    near = difflib.get_close_matches(option, known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"wideflat: {whole} has no option {option}.{hint}\n`wideflat {whole} --help` lists its options"
 
 
 def nearest_word(complaint: str) -> str:
-    """The nearest of the words that are possible, of those that tyro lists in its box; nothing if none is near.
+    """The nearest of the words that are possible, of those that tyro lists; nothing if none is near.
 
     Example:
-        >>> nearest_word("| invalid choice 'esdg' for argument '--algorithm'. Expected one of ('sgd', 'esgd'). |")
+        >>> nearest_word("invalid choice 'esdg' for argument '--algorithm'. Expected one of ('sgd', 'esgd').")
         'esgd'
     """
-    text = " ".join(re.sub(r"[│─╭╮╰╯|]", " ", _COLOURS.sub("", complaint)).split())
     for pattern in (
         r"invalid choice '(?P<word>[^']*)' .*Expected one of \((?P<possible>[^)]*)\)",
         r"Unrecognized options: (?P<word>\S+) .*Available subcommands: (?P<possible>.*?) For full",
     ):
-        if found := re.search(pattern, text):
+        if found := re.search(pattern, complaint):
             near = difflib.get_close_matches(found["word"], re.findall(r"[\w-]+", found["possible"]), n=1)
             return near[0] if near else ""
     return ""

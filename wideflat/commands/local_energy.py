@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +13,8 @@ from torch import nn
 
 from wideflat.checks import real_tensor
 from wideflat.commands import UsageError
+from wideflat.commands.answers import answer
+from wideflat.commands.comparisons import Compared, compared
 from wideflat.commands.given import from_checkpoint, named_function, run_at
 from wideflat.commands.results import result_file
 from wideflat.energy.committees import committee_profile
@@ -113,22 +115,22 @@ class Command:
             profile.save(result_file(None, named, self.overwrite) if layer else out)
         if self.figure is not None:
             _draw(profiles, self.figure)
-        self._print(profiles, out)
-        if "" in profiles:
-            for path, other in zip(self.compare, others, strict=True):
-                comparable = _print_comparison(profiles[""], other, path, self.force)
-                code = code or (0 if comparable else 1)
-        return code
+        beside = list(compared(profiles[""], self.compare, others, self.force)) if "" in profiles else []
+        self._print(profiles, out, beside)
+        return code or (1 if any(each.refused for each in beside) else 0)
 
-    def _print(self, profiles: dict[str, LocalEnergy], out: Path) -> None:
+    def _print(self, profiles: dict[str, LocalEnergy], out: Path, beside: Sequence[Compared]) -> None:
         if self.json:
-            print(json_module.dumps({name or "all": profile.to_dict() for name, profile in profiles.items()}, indent=2))
+            record: dict[str, Any] = {name or "all": profile.to_dict() for name, profile in profiles.items()}
+            answer(record | ({"compared": [each.record() for each in beside]} if beside else {}))
             return
         for layer, profile in profiles.items():
             print((f"{layer}\n" if layer else "") + str(profile))
         print(f"result: {out}" if "" in profiles else f"results: {out.with_name(f'{out.stem}-LAYER{out.suffix}')}")
         if self.figure is not None:
             print(f"figure: {self.figure}")
+        for each in beside:
+            print(each)
 
     def _profiles(self, sigmas: tuple[float, ...]) -> tuple[dict[str, LocalEnergy], int]:
         """The profiles by layer ("" for all of the network), and the exit code."""
@@ -197,17 +199,3 @@ def _draw(profiles: dict[str, LocalEnergy], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
-
-
-def _print_comparison(profile: LocalEnergy, other: LocalEnergy, path: Path, force: bool) -> bool:
-    """Print the difference of two profiles; says whether they are comparable."""
-    try:
-        difference = profile.compare(other, force=force)
-    except ValueError as error:
-        print(f"compared with {path}: {str(error).replace('force=True', '--force')}")
-        return False
-    print(f"minus {path}:")
-    print(f"{'sigma':>8} {'difference':>11} {'stderr':>10} {'deviations':>10}")
-    for row in zip(difference.sigmas, difference.mean, difference.stderr, difference.deviations, strict=True):
-        print("{:8.4g} {:11.5f} {:10.2g} {:10.1f}".format(*row))
-    return True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 import tyro
 
 from wideflat.checks import real_tensor
 from wideflat.commands import UsageError
+from wideflat.commands.answers import answer
 from wideflat.commands.results import result_file
 from wideflat.entropy import METHODS, LocalEntropy
 from wideflat.entropy.measure import Interrupted, local_entropy
@@ -85,7 +84,7 @@ class Command:
         if self.figure is not None:
             _draw(curve, self.figure)
         if self.json:
-            print(json_module.dumps(_record(curve, source, out), indent=2))
+            answer(_record(curve, source, out))
         else:
             _print(curve, source)
             print(f"result: {out}")
@@ -168,27 +167,20 @@ def _cell(curve: LocalEntropy, k: int) -> str:
 
 def _record(curve: LocalEntropy, source: Path, out: Path) -> dict[str, Any]:
     record: dict[str, Any] = {
-        "source": str(source),
-        "result": str(out),
+        "source": source,
+        "result": out,
         "method": curve.method,
         "num_weights": curve.num_weights,
-        "training_errors": curve.training_errors.tolist(),
+        "training_errors": curve.training_errors,
         "on_errors": curve.on_errors,
-        "deltas": curve.deltas.tolist(),
+        "deltas": curve.deltas,
     }
     for name in ("relative_distance", "distance", "phi", "log_z", "phi_stderr", "log_z_stderr", "residual"):
-        record[name] = _finite(getattr(curve, name).tolist())
-    record["iterations"], record["status"] = curve.iterations.tolist(), curve.status.tolist()
+        record[name] = getattr(curve, name)
+    record["iterations"], record["status"] = curve.iterations, curve.status
     if curve.others:
         record["others"] = {name: _record(other, source, out) for name, other in curve.others.items()}
     return record
-
-
-def _finite(values: Any) -> Any:
-    """JSON knows no infinities: they become null."""
-    if isinstance(values, list):
-        return [_finite(value) for value in values]
-    return values if np.isfinite(values) else None
 
 
 def _draw(curve: LocalEntropy, path: Path) -> None:

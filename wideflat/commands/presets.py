@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import shutil
 import sys
 from typing import Annotated, Any
 
 import tyro
 
-from wideflat.commands import UsageError
+from wideflat.commands import UsageError, usage
+from wideflat.commands.answers import answer
 from wideflat.committee.settings import SETTINGS
 from wideflat.experiments.options import MaybeText
 from wideflat.presets import ALGORITHMS, COLUMNS, PRESETS, Preset, nearest, preset
@@ -55,14 +55,18 @@ class Command:
 
     def _print_cells(self, rows: list[str], committee: dict[str, dict[str, Any]]) -> None:
         columns = COLUMNS if self.algorithm is None else (self.algorithm,)
-        cells = {row: {column: preset(row, column, self.as_coded) for column in columns} for row in rows}
+        with usage():
+            cells = {row: {column: preset(row, column, self.as_coded) for column in columns} for row in rows}
         table = {row: {column: cell.to_dict() for column, cell in of_row.items()} for row, of_row in cells.items()}
         details = [_detail(cell) for of_row in cells.values() for cell in of_row.values()]
         content = {"table1": table, "committee": committee if self.name is None else {}}
         self._print(content, "\n\n".join(details).split("\n"))
 
     def _print(self, content: dict[str, Any], lines: list[str]) -> None:
-        print(json_module.dumps(content, indent=1) if self.json else on_screen(lines))
+        if self.json:
+            answer(content)
+        else:
+            print(on_screen(lines))
 
 
 def committee_settings() -> dict[str, dict[str, Any]]:

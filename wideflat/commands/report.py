@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from wideflat.commands.answers import answer
 from wideflat.commands.findings import collect, print_summary, record, write_report
 
 __all__ = ["Command"]
@@ -41,7 +41,7 @@ class Command:
         found = collect(self.paths)
         write_report(found, self.out, self.title)
         if self.json:
-            print(json_module.dumps(record(found, self.out), default=str))
+            answer(record(found, self.out))
             return 0
         print_summary(found)
         for name, reason in found.unread.items():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes, configure, subcommand
 
 from wideflat.commands import usage
+from wideflat.commands.answers import answer
 from wideflat.experiments import ITEMS
 from wideflat.experiments import item as find_item
 from wideflat.experiments.experiment import Experiment
@@ -122,15 +122,20 @@ class Command:
         if not self.redraw and not self.json:
             for item in items:
                 print(f"{item.name}: {item.cost()}")
-        failures: list[str] = []
-        for item in items:
-            try:
-                self._reproduce(item, None if here else workers)
-            except (ValueError, OSError, RuntimeError) as error:
-                if not everything:
-                    raise
-                failures.append(item.name)
-                print(f"{item.name} failed: {error}")
+        records: list[dict[str, Any]] = []
+        failures: dict[str, str] = {}
+        try:
+            for item in items:
+                try:
+                    self._reproduce(item, None if here else workers, records)
+                except (ValueError, OSError, RuntimeError) as error:
+                    if not everything:
+                        raise
+                    failures[item.name] = str(error)
+                    print(f"{item.name} failed: {error}")
+        finally:  # also after Ctrl-C
+            if self.json and (everything or records):
+                answer({"items": records, "failed": failures} if everything else records[0])
         if failures:
             raise RuntimeError(f"{len(failures)} of {len(items)} items failed: {', '.join(failures)}")
         return 0
@@ -143,26 +148,27 @@ class Command:
             options["runs"] = self.out / ("runs-quick" if self.quick else "runs")
         return item.open(self.out / (f"{name}-quick" if self.quick else name), self.quick, **options)
 
-    def _reproduce(self, item: Experiment, workers: Workers | None) -> None:
+    def _reproduce(self, item: Experiment, workers: Workers | None, records: list[dict[str, Any]]) -> None:
         try:
             if not self.redraw:
                 item.compute(workers)
         finally:  # also after Ctrl-C: a report of what is done
             if any(item.folder.glob("*.csv")):
                 page = item.write_report()
-                self._print(item, page)
+                if self.json:
+                    records.append(item.record(page))
+                else:
+                    _print(item, page)
             elif self.redraw:
                 raise FileNotFoundError(f"{item.folder} holds no tables to draw from: run without --redraw first")
 
-    def _print(self, item: Experiment, page: Path) -> None:
-        if self.json:
-            print(json_module.dumps(item.record(page), default=str))
-            return
-        comparison = item.comparison()
-        print()
-        comparison.print(item.heading)
-        if item.label:
-            print(item.label)
-        for remark in comparison.remarks:
-            print(remark)
-        print(f"report: {page.resolve()}")
+
+def _print(item: Experiment, page: Path) -> None:
+    comparison = item.comparison()
+    print()
+    comparison.print(item.heading)
+    if item.label:
+        print(item.label)
+    for remark in comparison.remarks:
+        print(remark)
+    print(f"report: {page.resolve()}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json as json_module
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import tyro
 from wideflat import data as data_sets
 from wideflat.algorithms import ALGORITHMS, having
 from wideflat.commands import UsageError, usage
+from wideflat.commands.answers import answer
 from wideflat.commands.given import named_function
 from wideflat.commands.presets import committee_settings
 from wideflat.commands.train_committee import train_committee
@@ -394,7 +394,7 @@ class Command:
 
     def _print_result(self, cell: Preset, path: Path, result: dict[str, Any]) -> None:
         if self.json:
-            print(json_module.dumps({"run": str(path), **result}))
+            answer({"run": path, **result})
             return
         print(f"{path}: test error {100 * result['test_error']:.2f} %, train error {100 * result['train_error']:.2f} %")
         if "ensemble_test_error" in result:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
-import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,9 +13,9 @@ import numpy as np
 
 from wideflat import committee
 from wideflat.commands import UsageError, usage
+from wideflat.commands.answers import answer
 from wideflat.data import dress_coat
 from wideflat.experiments.statistics import mean_and_spread
-from wideflat.interruption import terminated_like_interrupted
 from wideflat.training.runs import Run
 
 __all__ = ["train_committee"]
@@ -68,25 +66,23 @@ def train_committee(
             run.record_environment()
             training = dress_coat.load(patterns, draw, seed)
             try:
-                with terminated_like_interrupted():
-                    solutions = committee.train(
-                        setting if changed else name,
-                        training.inputs,
-                        training.targets,
-                        seeds,
-                        test_inputs=training.test_inputs,
-                        test_targets=training.test_targets,
-                        checkpoint=run.path / "checkpoint.npz",
-                        source=training.source,
-                    )
+                solutions = committee.train(
+                    setting if changed else name,
+                    training.inputs,
+                    training.targets,
+                    seeds,
+                    test_inputs=training.test_inputs,
+                    test_targets=training.test_targets,
+                    checkpoint=run.path / "checkpoint.npz",
+                    source=training.source,
+                )
             except committee.Interrupted as interruption:
                 print(f"wideflat: {interruption}; start the same command again to go on", file=sys.stderr)
                 return 130
             solutions.save(result)
             (run.path / "checkpoint.npz").unlink(missing_ok=True)
-    summary = {key: None if math.isnan(value) else value for key, value in solutions.summary().items()}
     if json:
-        print(json_module.dumps({"run": str(run.path), "solutions": str(result), **summary}))
+        answer({"run": run.path, "solutions": result, **solutions.summary()})
     else:
         print(f"{result}: {len(solutions)} restarts")
         for words, value in _in_words(solutions):

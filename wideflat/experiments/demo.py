@@ -12,6 +12,7 @@ Everything is computed from images that come with the package. What is in the ta
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,11 @@ from wideflat.data import dress_coat
 from wideflat.energy import local_energy
 from wideflat.entropy_sgd import EntropySGD
 from wideflat.environment import environment
+from wideflat.experiments.committee_charts import AT_DISTANCE
+from wideflat.experiments.committee_charts import AT_SIGMA as AT_COMMITTEE
 from wideflat.experiments.experiment import Experiment
 from wideflat.experiments.fig1 import ITEM
-from wideflat.experiments.finding import Contrast, finding, listed
+from wideflat.experiments.finding import Contrast, finding, listed, not_told_apart
 from wideflat.experiments.statistics import mean_and_spread
 from wideflat.experiments.table import Table
 from wideflat.models import smallconvnet
@@ -59,11 +62,17 @@ AT_SIGMA, AT_VOLUME = 0.6, 0.5
 LEARNED = 1.0
 #: Training patterns of the committee machine.
 PATTERNS = 500
+#: The settings of the committee machine, as the demo calls them.
+COMMITTEE = {"sgd-fast": "SGD", "rsgd-fast": "Replicated-SGD", "esgd": "Entropy-SGD"}
 #: Images of the free entropy: its price grows with their number to the power 1.5.
 VOLUME_IMAGES = 50
 
 _NETWORKS = ["algorithm", "seed", "steps", "train_error", "test_error", "energy", "log_z", "log_z_stderr", "converged"]
 _PROFILES = ["algorithm", "seed", "sigma", "energy", "stderr"]
+PURPOSE = (
+    "wideflat trains neural networks so that they end in wide flat minima, and measures how flat a minimum is. A "
+    "minimum is flat if the network hardly gets worse when noise is put on its weights."
+)
 QUESTION = (
     "Do Entropy-SGD and Replicated-SGD end in wider, flatter minima than SGD, and do flatter minima make fewer errors "
     "on images that they have not seen?"
@@ -85,10 +94,9 @@ class Demo:
         self, folder: Path, seeds: int = 3, restarts: int = 3, steps: int = 400, say: Callable[[str], None] = print
     ) -> None:
         self.folder, self.seeds, self.steps, self.say = folder, seeds, steps, say
-        settings = ("sgd-fast", "rsgd-fast", "esgd")
         # On the training subset of seed 0 some settings keep an image wrong, and have no local entropy; not on this.
         self.committee: Experiment = ITEM.open(
-            folder / "committee", True, restarts=restarts, seed=1, subsets=1, settings=settings, size=PATTERNS
+            folder / "committee", True, restarts=restarts, seed=1, subsets=1, settings=tuple(COMMITTEE), size=PATTERNS
         )
 
     # ---- computing
@@ -100,7 +108,7 @@ class Demo:
         for number, (algorithm, seed) in enumerate(work, 1):
             self.say(f"step {number} of {count}: a deep network by {algorithm}, training {seed + 1} of {self.seeds}")
             self._train_and_measure(algorithm, seed)
-        self.say(f"step {count} of {count}: a committee machine by SGD, Replicated-SGD, Entropy-SGD; its local entropy")
+        self.say(f"step {count} of {count}: a committee machine by three optimizers, its local entropy")
         self.committee.compute()
 
     def _missing(self) -> Iterator[tuple[str, int]]:
@@ -155,17 +163,14 @@ class Demo:
 
     # ---- drawing
 
-    def finding(self) -> str:
-        """What came out, in one sentence, and what its numbers are."""
-        return " ".join(self._finding())
-
-    def _finding(self) -> tuple[str, str]:
+    def finding(self) -> tuple[str, str]:
+        """What came out, in one sentence; and what its numbers are."""
         return sentence(self.networks, self.committee.table("restarts"))
 
     def rows(self) -> tuple[list[str], list[list[object]]]:
         """The deep network by optimizer: errors and flatness."""
         columns = ["optimizer", "n", "training error %", "test error %", f"δE, points at σ = {AT_SIGMA:g}"]
-        columns.append(f"free entropy log Z at σ = {AT_VOLUME:g}")
+        columns.append(f"log Z at σ = {AT_VOLUME:g}")
         rows: list[list[object]] = []
         for name in self.networks.unique("algorithm"):
             part = self.networks.where(algorithm=name)
@@ -173,30 +178,69 @@ class Demo:
             rows.append([name, len(part), *errors, mean_and_spread(part.where(converged=True)["log_z"])])
         return columns, rows
 
+    @property
+    def has_committee(self) -> bool:
+        """Whether the last step has come to results."""
+        return self.committee.table("restarts") is not None
+
+    def committee_rows(self) -> tuple[list[str], list[list[object]]]:
+        """The committee machine by algorithm, in the same words as the deep network."""
+        restarts = self.committee.table("restarts")
+        assert restarts is not None
+        columns = ["optimizer", "n", "training error %", "test error %", f"δE, points at σ = {AT_COMMITTEE:g}"]
+        columns.append(f"Φ · 10³ at d/D = {AT_DISTANCE:g}")
+        rows: list[list[object]] = []
+        for setting in restarts.unique("setting"):
+            part = restarts.where(setting=setting)
+            errors = (part["train_errors"] / PATTERNS, part["test_error"], part["energy"])
+            shown = [mean_and_spread(100 * values) for values in errors]
+            rows.append([COMMITTEE[setting], len(part), *shown, mean_and_spread(1e3 * part["phi_bp"])])
+        return columns, rows
+
     def write_report(self) -> Path:
         """The page, of what is there."""
-        text, about = self._finding()
+        text, about = self.finding()
         page = Page(
-            "wideflat demo", f"Dresses and coats of Fashion-MNIST, embedded in the package {about}", finding=text
+            "wideflat demo: dresses against coats of Fashion-MNIST, images that come with the package",
+            about,
+            finding=text,
         )
         page.section("What was asked")
+        page.paragraph(PURPOSE)
         page.paragraph(QUESTION)
         page.section("A deep network, one line different")
         page.code("\n".join(f"{line}    # {name}" for name, line in ONE_LINE.items()))
         page.paragraph(
             f"SmallConvNet (427,072 weights) on {IMAGES} images of dresses and coats, {self.steps} mini-batches of "
-            f"{BATCH}, so that both learn them; every seed draws other images and other weights, the same for both."
+            f"{BATCH}, so that both learn them; every seed has other images and other weights, the same for both."
         )
-        page.table(*self.rows(), caption="Mean ± standard deviation over n trainings")
+        page.table(*self.rows(), caption="Mean ± standard deviation over n trainings; log Z is the free entropy")
         page.charts(*self._charts())
-        if list(self.committee.folder.glob("*.csv")):
-            charts = self.committee.charts()
-            for chart in charts:
-                chart.name = f"committee-{chart.name}"
-            self.committee.add_to(page, charts)
+        if self.has_committee:
+            page.section("A committee machine, and the volume around its solutions")
+            page.paragraph(
+                f"Nine hidden units that vote, on {PATTERNS} images of the same kind: the network of the paper's "
+                "Figure 1, small enough for the local entropy, which counts the solutions around a solution. "
+                "The command wideflat reproduce fig1 computes the whole figure."
+            )
+            page.table(*self.committee_rows(), caption="Mean ± standard deviation over n trainings")
+            page.charts(*self._committee_charts())
+            for name in ("restarts", "entropy", "energy"):
+                table = self.committee.table(name)
+                page.details(f"Where {name}.csv comes from", table.provenance if table else {})
         path = self.folder / "report.html"
         page.write(path)
         return path
+
+    def _committee_charts(self) -> list[Chart]:
+        """Flatness by both measures and the test error, named as in the rest of the page."""
+        charts = {chart.name: chart for chart in self.committee.charts()}
+        chosen = [charts[name] for name in ("energy-balanced", "entropy-bp-balanced", "test-error-balanced")]
+        for chart in chosen:
+            chart.name = f"committee-{chart.name}"
+            chart.title = f"{chart.title} of the committee machine"
+            chart.series = [dataclasses.replace(series, label=COMMITTEE[series.label]) for series in chart.series]
+        return chosen
 
     def _charts(self) -> list[Chart]:
         names, profiles = self.networks.unique("algorithm"), self.profiles
@@ -282,13 +326,13 @@ def sentence(networks: Table, restarts: Table | None = None, patterns: int = PAT
         for column in ("energy", "test_error")
     )
     text = finding("Entropy-SGD", "SGD", energy, error)
-    return text, _of_how_many(cases, _at(trained))
+    return text, f"{_of_how_many(cases, _at(trained))} {not_told_apart({'noise': energy, 'test error': error})}".strip()
 
 
 def _of_how_many(cases: Mapping[str, Sequence[Table]], at: str) -> str:
     counts = sorted({len(part) for parts in cases.values() for part in parts})
     each = f"{listed(list(map(str, counts)))} training{'s' * (counts[-1] > 1)} each"
-    return f"(± 95 %; {each}{at})" if counts[-1] else ""
+    return f"± is the 95 % interval; {each}{at}." if counts[-1] else ""
 
 
 def _at(trained: Mapping[str, Sequence[np.ndarray]]) -> str:

@@ -102,11 +102,14 @@ class Comparison:
         Example:
             >>> Comparison(["setting", "error (%)"], [["esgd", Shown("6.7 ± 0.3", value=6.71, spread=0.3)]]).records()
             [{'setting': 'esgd', 'error (%)': 6.71, 'error (%)_spread': 0.3}]
+            >>> Comparison(["paper"], [["-"]]).records()
+            [{'paper': None}]
         """
         records: list[dict[str, object]] = []
         for row in self.rows:
             record: dict[str, object] = {}
             for key, entry in zip(self.keys or self.columns, row, strict=True):
+                entry = None if entry in ("-", "–") else entry  # what tables show where there is nothing
                 record |= entry.record(key) if isinstance(entry, Shown) else {key: entry}
             records.append(record)
         return records

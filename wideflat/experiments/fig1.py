@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from wideflat.checks import perhaps
 from wideflat.committee import SETTINGS, Setting
 from wideflat.experiments.committee_figure import Case, CommitteeFigure, CommitteeOptions
 from wideflat.experiments.experiment import Item
@@ -57,8 +58,9 @@ class Fig1Options(CommitteeOptions):
 def cases(options: Fig1Options, quick: bool, subsets: int) -> list[Case]:
     """One for each setting; rSGD slow last, since it takes longest."""
     chosen = options.settings or sorted(SETTINGS, key="rsgd-slow".__eq__)
-    if unknown := set(chosen) - set(SETTINGS):
-        raise ValueError(f"settings must be some of {', '.join(SETTINGS)}; got {', '.join(sorted(unknown))}")
+    if unknown := sorted(set(chosen) - set(SETTINGS)):
+        near = perhaps(unknown[0], SETTINGS)
+        raise ValueError(f"settings must be some of {', '.join(SETTINGS)}; got {', '.join(unknown)}{near}")
     usual = options.restarts or (6 if quick else 50)
     restarts = {**dict.fromkeys(chosen, usual), "rsgd-slow": options.slow_restarts or (4 if quick else 15)}
     return [Case(name, _setting(name, options, quick), -(-restarts[name] // subsets)) for name in chosen]

@@ -11,7 +11,7 @@ from scipy import special
 
 from wideflat.experiments.statistics import Shown
 
-__all__ = ["Contrast", "against", "finding", "listed", "said"]
+__all__ = ["Contrast", "against", "finding", "listed", "not_told_apart", "said"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Contrast:
     def sign(self) -> int:
         """-1 or 1 where the interval lies on one side of zero; 0 where it does not, or is not known."""
         return -1 if self.high < 0 else 1 if self.low > 0 else 0
+
+    @property
+    def told(self) -> int | None:
+        """The sign; None where nothing is known of the uncertainty."""
+        return None if math.isnan(self.low) else self.sign
 
     def words(self, less: str, more: str, neither: str) -> str:
         """The word that the interval allows."""
@@ -107,6 +112,8 @@ def finding(
 ) -> str:
     """One sentence: in which networks is ``name`` flatter than ``reference``, and in which does it generalise better?
 
+    Numbers stand where there is a difference; :func:`not_told_apart` has the others.
+
     Args:
         name: Of the algorithm.
         reference: Of the one it is compared with.
@@ -117,17 +124,16 @@ def finding(
         >>> clear, even = Contrast(-2.0, -3.0, -1.0, (3, 3)), Contrast(0.5, -1.0, 2.0, (3, 3))
         >>> finding("Entropy-SGD", "SGD", {"the MLP": clear}, {"the MLP": even})
         'In the MLP Entropy-SGD ends in flatter minima than SGD (noise on its weights costs 2.0 ± 1.0 points of error
-        less), with no clear difference in test error (0.5 ± 1.5 points more).'
+        less), with no clear difference in test error.'
     """
-    groups: dict[tuple[int, int | None], list[str]] = {}
+    groups: dict[tuple[int | None, int | None], list[str]] = {}
     for where, flat in flatness.items():
         if flat is not None:
-            other = error.get(where)
-            groups.setdefault((flat.sign, None if other is None else other.sign), []).append(where)
+            groups.setdefault((flat.told, _told(error.get(where))), []).append(where)
     if not groups:
         return f"Nothing is known yet about {name} against {reference}."
     clauses: list[str] = []
-    for signs in sorted(groups, key=lambda signs: (signs[0] == 0, not signs[1], signs[0])):  # clear findings first
+    for signs in sorted(groups, key=lambda signs: (not signs[0], not signs[1], signs[0] or 0)):  # clear findings first
         places = groups[signs]
         noise = _costs([flatness[where] for where in places], " points" + " of error" * (not clauses))
         errors = _costs([error.get(where) for where in places], " points")
@@ -136,23 +142,44 @@ def finding(
     return said(*clauses)
 
 
-def _clause(who: str, than: str, signs: tuple[int, int | None], noise: str, errors: str, reference: str) -> str:
+def _told(contrast: Contrast | None) -> int | None:
+    return None if contrast is None else contrast.told
+
+
+def _clause(who: str, than: str, signs: tuple[int | None, int | None], noise: str, errors: str, reference: str) -> str:
     """What was found in networks that agree; ``than`` is empty where the reference has been named already."""
-    whose = "its" if signs[0] or signs[1] or not than else f"{who}'s"
-    flat, wrong = {-1: "flatter", 1: "sharper", 0: "no clearly flatter"}[signs[0]], {-1: "fewer", 1: "more"}
-    costs = f"noise on {whose} weights costs {noise}"
-    if signs[1] in wrong and not signs[0]:
-        return f"{who} makes {wrong[signs[1]]} test errors{than} ({errors}), in minima {flat} ({costs})"
-    if not any(signs):
+    flat, wrong = {-1: "flatter", 1: "sharper"}, {-1: "fewer", 1: "more"}
+    if signs[0] not in flat and signs[1] in wrong:
+        return f"{who} makes {wrong[signs[1]]} test errors{than} ({errors}), in minima no clearly flatter"
+    if signs[0] not in flat:
         between = f" between {who} and {reference}" if than else ""
-        tested = "" if signs[1] is None else f"; test error {errors}"
-        return f"no difference shows{between} ({costs}{tested})"
-    text = f"{who} ends in {flat} minima{than} ({costs})"
-    if signs[1] is None:
-        return text
-    if signs[1] == 0:
-        return f"{text}, with no clear difference in test error ({errors})"
-    return f"{text} and makes {wrong[signs[1]]} test errors ({errors})"
+        return f"no difference shows{between}" if signs[0] == 0 else f"there are too few trainings to say{between}"
+    text = f"{who} ends in {flat[signs[0]]} minima{than} (noise on its weights costs {noise})"
+    if signs[1] in wrong:
+        return f"{text} and makes {wrong[signs[1]]} test errors ({errors})"
+    return text if signs[1] is None else f"{text}, with no clear difference in test error"
+
+
+def not_told_apart(what: Mapping[str, Mapping[str, Contrast | None]]) -> str:
+    """The differences whose interval holds zero, with it; empty where there are none.
+
+    Args:
+        what: For each quantity its differences, by network, in points.
+
+    Example:
+        >>> even = Contrast(0.5, -1.0, 2.0, (3, 3))
+        >>> not_told_apart({"noise": {"the MLP": even}, "test error": {"the MLP": even, "the tree": even}})
+        'Not told apart: in the MLP noise costs 0.5 ± 1.5 points more, test error 0.5 ± 1.5 points more; in the tree
+        test error 0.5 ± 1.5 points more.'
+    """
+    unclear: dict[str, list[str]] = {}
+    for quantity, contrasts in what.items():
+        for where, contrast in contrasts.items():
+            if contrast is not None and not contrast.told:
+                verb = f"{quantity} costs" if quantity == "noise" else quantity
+                unclear.setdefault(where, []).append(f"{verb} {contrast.brief(' points')}")
+    places = [f"in {where} {', '.join(parts)}" for where, parts in unclear.items()]
+    return f"Not told apart: {'; '.join(places)}." if places else ""
 
 
 def _costs(contrasts: Sequence[Contrast | None], unit: str) -> str:
