@@ -205,7 +205,7 @@ class _Loop:
             self.energy.prepare()
             if any(gathered(fast_path_differs(self.energy))):
                 self.energy.take_plain_path()
-            steady.check()
+            steady.restore()
             with self.energy:
                 self._passes(bar)
             steady.check()
