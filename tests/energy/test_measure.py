@@ -585,3 +585,17 @@ def test_two_processes_give_the_result_of_one(tmp_path):
         assert first.mean == pytest.approx(alone.mean, abs=1e-12), name
         assert first.stderr == pytest.approx(alone.stderr, abs=1e-12), name
         assert first.baseline == pytest.approx(alone.baseline)
+
+
+@pytest.mark.parametrize("noise", ["batch", "example"])
+def test_error_bars_of_answers_at_every_position_are_as_long_as_the_spread(noise):
+    """One more wrong token of 8 x 64 is one in 512, not one in 8."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 8), nn.Tanh(), nn.Linear(8, 12))
+    x = torch.randint(12, (8, 64))
+    y = model(x).argmax(-1)
+    options = {"noise": noise, "batch_size": 2, "progress": False}
+    truth = local_energy(model, (x, y), [0.1], max_passes=400, seed=999, **options).mean
+    found = [local_energy(model, (x, y), [0.1], max_passes=6, seed=seed, **options) for seed in range(30)]
+    z = [float(one.mean[0] - truth[0]) / one.stderr[0] for one in found]
+    assert 0.7 < math.sqrt(sum(value**2 for value in z) / len(z)) < 1.5

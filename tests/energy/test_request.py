@@ -162,6 +162,25 @@ def test_strengths_of_the_noise_have_a_default():
     assert profile.sigmas.tolist() == [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
 
 
+def test_nodes_of_a_graph_of_all_examples_are_evaluated_together():
+    """A network that takes few nodes as well, and then leaves the edges out, which all of them have."""
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.h = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            h = self.a(x).tanh()
+            return self.h(h + h.roll(1, 0) if len(x) == 40 else h)
+
+    profile = measure(Graph(), data())
+    assert profile.conventions["noise"] == "batch" and profile.conventions["batch_size"] == 40
+    assert "batch_size" not in measure(nn.Linear(5, 3), data()).conventions or (
+        measure(nn.Linear(5, 3), data()).conventions["batch_size"] is None
+    )
+
+
 def test_parameters_that_the_first_call_makes_are_not_left_out():
     class Lazy(nn.Module):
         def __init__(self):

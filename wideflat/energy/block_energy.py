@@ -75,6 +75,7 @@ class BlockEnergy:
     Attributes:
         baselines: E(w) of each block, in every pass where it was evaluated.
         sizes: Examples of each block that count.
+        answers: Targets of each block that count.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -84,6 +85,7 @@ class BlockEnergy:
         self.first_layer: FirstLayer | None = None
         self.baselines: dict[int, list[float]] = {}
         self.sizes: dict[int, int] = {}
+        self.answers: dict[int, int] = {}
         self._fixed = plan.blocks.fixed and not plan.behaviour.random
         self._calibration: list[Any] = []
         self._kept: dict[tuple[int, int], _Kept] = {}
@@ -177,7 +179,7 @@ class BlockEnergy:
             if not known:
                 doubt = self._doubt(single, block, result[0])
             baseline = _in_float64(torch.mean, evaluation.score(*result, block.size))
-            self.sizes[j] = evaluation.counted
+            self.sizes[j], self.answers[j] = evaluation.counted, evaluation.answers
         place = (number,) if self.plan.noise == "pass" else (number, j)
         generator = generator_of(evaluation.device, derive_seed(self.plan.request.seed, "noise", *place))
         self.start(kept.batch, block.size * tiles, generator, kept.products, tiles)

@@ -19,7 +19,8 @@ committee), and about twice as much in convolutions; the default, ``noise="auto"
 from independent blocks of noise, never from the number of examples: the data set is fixed, z alone is random.
 
 The estimator and its error bars are those of :mod:`wideflat.energy.stratified`, with batches as blocks. For the error
-(a count) stderr^2 also has 1/(number of evaluations)^2: the error bar of "nothing went wrong so far" is not zero.
+(a count) stderr^2 also has 1/(number of answers)^2: the error bar of "nothing went wrong so far" is not zero. An answer
+is an example, or a token or pixel where each of these has a target.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class _Loop:
             self.energy.prepare()
             if any(gathered(fast_path_differs(self.energy))):
                 self.energy.take_plain_path()
-            steady.check()
+            steady.restore()
             with self.energy:
                 self._passes(bar)
             steady.check()
@@ -279,15 +280,16 @@ class _Loop:
         Raises:
             Unforeseen: On all ranks, if one of them has met with a surprise.
         """
-        baselines, sizes = self.energy.baselines, self.energy.sizes
+        baselines, sizes, answers = self.energy.baselines, self.energy.sizes, self.energy.answers
         everything: dict[int, np.ndarray] = {}
-        mine = (rows, {j: baselines[j] for j in rows}, {j: sizes[j] for j in rows}, surprise)
-        for theirs, their_baselines, their_sizes, error in gathered(mine):
+        mine = (rows, *({j: kept[j] for j in rows} for kept in (baselines, sizes, answers)), surprise)
+        for theirs, their_baselines, their_sizes, their_answers, error in gathered(mine):
             if error is not None:
                 raise error
             everything.update(theirs)
             baselines.update(their_baselines)
             sizes.update(their_sizes)
+            answers.update(their_answers)
         return everything
 
     def _enter(self, number: int, rows: dict[int, np.ndarray], tiles: int) -> None:
@@ -326,8 +328,9 @@ class _Loop:
             evaluations *= 2
         extra = np.zeros(len(self.sigmas))
         if self.plan.evaluation.metric_name == "error":  # one more wrong answer would not have been a surprise
+            answers = evaluations * (sum(self.energy.answers.values()) / sum(self.energy.sizes.values()))
             with np.errstate(divide="ignore"):
-                extra = np.where((evaluations > 0) & (self.sigmas > 0), 1 / evaluations**2, 0.0)
+                extra = np.where((evaluations > 0) & (self.sigmas > 0), 1 / answers**2, 0.0)
         return table, sizes, evaluations, extra
 
     def _estimate(self) -> tuple[Estimate, np.ndarray, np.ndarray]:

@@ -20,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from wideflat.checks import choice, flag, function, number, whole
 from wideflat.energy.profile import architecture, check_sigmas, conventions
 from wideflat.energy.ranks import gathered
-from wideflat.evaluation.blocks import Block, Blocks, cloned, truncated
+from wideflat.evaluation.agreement import SLACK, agree
+from wideflat.evaluation.blocks import Block, Blocks, chosen, cloned, seed_everything, truncated
 from wideflat.evaluation.carried import Carried
 from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
-from wideflat.evaluation.probe import Behaviour, observe
+from wideflat.evaluation.probe import ALONE, Behaviour, observe, of_examples
 from wideflat.evaluation.registered import require_same
 from wideflat.evaluation.selection import Selection, select_parameters
 from wideflat.noise.example_noise import ExampleNoise
@@ -201,6 +202,8 @@ def plan(request: Request, careful: str = "") -> Plan:
         weights = dict(request.model.named_parameters())
         blocks, first, behaviour = _look(request, evaluation)
         require_same(weights, request.model)
+        if behaviour.examples == "independent" and _all_together_differ(request, evaluation, blocks, first):
+            behaviour = replace(behaviour, examples="mixed")
         behaviour = _agreed(behaviour, bool(careful))
         if behaviour.carries:
             evaluation.reset = partial(carried.restore, behaviour.carries)
@@ -256,6 +259,27 @@ def _look(request: Request, evaluation: Evaluation) -> tuple[Blocks, Block, Beha
             return whole, whole.first(), observe(evaluation, whole.first(), request.seed)
         with evaluation.explained():
             raise
+
+
+def _all_together_differ(request: Request, evaluation: Evaluation, blocks: Blocks, first: Block) -> bool:
+    """Whether examples have other outputs among all data than among few, as the nodes of one graph have.
+
+    Tried where all data could be one block, and nobody said how large blocks are.
+    """
+    size = blocks.examples or 0
+    if request.batch_size is not None or not blocks.in_memory or not first.size < size <= TOGETHER:
+        return False
+    whole = Blocks(request.data, size, request.seed, request.augment, in_order=True).first()
+    batch, few = evaluation.load(whole.batch), list(range(0, size, -(-size // ALONE)))
+    try:
+        seed_everything(request.seed)
+        together, _ = evaluation.outputs(cloned(batch))
+        seed_everything(request.seed)
+        alone, _ = evaluation.outputs(cloned(chosen(batch, few, size)))
+    except (RuntimeError, IndexError):  # a network that does not take so many
+        return False
+    mine, theirs = of_examples(together, size, few, alone, len(few))
+    return bool(mine) and not agree(mine, theirs, scale=together, slack=SLACK)
 
 
 def _agreed(behaviour: Behaviour, copies: bool) -> Behaviour:

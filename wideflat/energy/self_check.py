@@ -32,7 +32,7 @@ __all__ = ["Steady", "fast_path_differs"]
 #: Examples that are evaluated for the check; all of a block where they influence each other.
 FEW = 8
 #: Examples at most among which those with noise of their own are.
-CROWD = 256
+CROWD = 128
 
 
 def fast_path_differs(energy: BlockEnergy) -> bool:
@@ -102,6 +102,10 @@ class Steady:
             self._outputs = cloned(_plain(energy, self._batch, self._size))
         self._carried = Carried(energy.plan.request.model)
 
+    def restore(self) -> None:
+        """Put back what the network held."""
+        self._carried.restore()
+
     def check(self) -> None:
         """Compare.
 
@@ -110,7 +114,7 @@ class Steady:
         """
         model = self._energy.plan.request.model
         require_same(self._weights, model)
-        self._carried.restore()
+        self.restore()
         with unwritten(model), self._carried.afterwards():
             same = agree(_plain(self._energy, self._batch, self._size), self._outputs, slack=SLACK)
         if not all(gathered(same)):

@@ -65,6 +65,7 @@ class Evaluation:
         metric: The function of outputs and targets.
         metric_name: Its name.
         counted: Examples of the batch that was scored last that have a target that counts: all, but for targets -100.
+        answers: Its targets that count: several an example where each token or pixel has one.
         reset: Called before every evaluation, for networks that carry something from call to call.
     """
 
@@ -82,7 +83,7 @@ class Evaluation:
             raise TypeError(f"forward must be a function of the model and a batch, got {type(forward).__name__}")
         self.metric: Callable[[Any, Any], Any] = metric if callable(metric) else _METRICS[metric]()
         self.metric_name = metric if isinstance(metric, str) else getattr(metric, "__qualname__", type(metric).__name__)
-        self.counted = 0
+        self.counted = self.answers = 0
         self.reset: Callable[[], None] | None = None
         self._alignment = LabelAlignment()
         self._without_labels = False
@@ -330,7 +331,8 @@ class Evaluation:
 
     def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
         value = self.metric(outputs, targets)
-        self.counted = self.metric.counted if isinstance(self.metric, NamedMetric) else size
+        named = isinstance(self.metric, NamedMetric)
+        self.counted, self.answers = (self.metric.counted, self.metric.answers) if named else (size, size)
         if value is None or (isinstance(value, Tensor) and value.is_complex()):
             kind = "None" if value is None else "complex numbers"
             raise TypeError(f"metric must return one real number for each example, or one for the batch; got {kind}")

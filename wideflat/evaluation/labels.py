@@ -22,13 +22,14 @@ IGNORED = -100
 
 @dataclass
 class Labels:
-    """Targets as class labels: where the classes are, which positions count, and how many examples have any."""
+    """Targets as class labels: where the classes are, which positions count, how many, and of how many examples."""
 
     labels: Tensor
     axis: int
     counts: Tensor | None  # None where all positions count
     examples: int
     soft: Tensor | None = None  # a distribution over the classes instead of labels
+    some: int = 0  # positions that count, where not all do
 
     @classmethod
     def of(cls, labels: Tensor, axis: int, classes: int, name: str, seen: Tensor | None = None) -> Labels:
@@ -58,7 +59,12 @@ class Labels:
                 f'metric="{name}": no target of a batch counts, all are {IGNORED}; make batches larger, or leave '
                 "examples out that have no target"
             )
-        return cls(labels, axis, labels != IGNORED, examples)
+        return cls(labels, axis, labels != IGNORED, examples, some=int(counts.sum()))
+
+    @property
+    def positions(self) -> int:
+        """How many positions count."""
+        return self.labels.numel() if self.counts is None else self.some
 
     def over_positions(self, values: Tensor) -> Tensor:
         """One value an example: the mean over its positions that count, scaled so that the plain mean is over examples.

@@ -110,6 +110,7 @@ class NamedMetric:
         name: ``"error"`` or ``"loss"``.
         meaning: What exactly was measured, in words; None before the first batch.
         counted: Examples of the last batch that have a target that counts.
+        answers: Targets of the last batch that count: one an example, or several (tokens, pixels).
         doubts: What a device has found and nobody has read yet.
     """
 
@@ -117,7 +118,7 @@ class NamedMetric:
 
     def __init__(self) -> None:
         self.meaning: str | None = None
-        self.counted = 0
+        self.counted = self.answers = 0
         self.doubts = Doubts()
         self._one = _OneOutput(self.name, self.doubts)
         self._axis: int | None = None
@@ -138,10 +139,10 @@ class NamedMetric:
                 f"and targets of shape {tuple(targets.shape)}"
             )
         if outputs.dim() == 1 or (outputs.dim() == 2 and outputs.shape[1] == 1):
-            self.counted = len(outputs)
+            self.counted = self.answers = len(outputs)
             return self._one_output(outputs.reshape(-1), targets)
         known = self._labels(outputs, targets)
-        self.counted = known.examples
+        self.counted, self.answers = known.examples, known.positions
         return known.over_positions(self._classes(outputs, known))
 
     def _labels(self, outputs: Tensor, targets: Tensor) -> Labels:

@@ -35,7 +35,7 @@ CHANGING = (
     "forward, or measure a network that does not"
 )
 
-__all__ = ["CHANGING", "Behaviour", "company", "comparable", "depends_on_company", "observe", "of_examples"]
+__all__ = ["ALONE", "CHANGING", "Behaviour", "company", "comparable", "depends_on_company", "observe", "of_examples"]
 
 
 @dataclass

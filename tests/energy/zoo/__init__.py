@@ -57,7 +57,6 @@ REFUSED = {
     "a cache that outlives the call": _EXAMPLE,
     "lengths by the place in the batch": _EXAMPLE,
     "rolled by a hook": _EXAMPLE,
-    "kept by its input": _EXAMPLE,
     "answers in memory of its own, view of a weight": _EXAMPLE,
     "values sorted over the batch": _EXAMPLE,
     "largest of the batch": _EXAMPLE,
