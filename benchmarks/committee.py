@@ -26,7 +26,7 @@ from wideflat.committee.randomness import initial_weights, order
 from wideflat.committee.reference import train_one
 from wideflat.data import dress_coat
 
-#: Epochs that restarts took in a whole run (means; docs/committee.md), to extrapolate with.
+#: Epochs that restarts took in a whole run (means; results/figure1-by-subset.md), to extrapolate with.
 EPOCHS = {"sgd-fast": 810, "sgd-slow": 10_000, "rsgd-fast": 5550, "rsgd-slow": 89_000, "esgd": 9700}
 
 #: Epochs to time: batched, and one at a time.

@@ -224,7 +224,7 @@ def trap_table() -> str:
         far = [abs(float(row["log_z"]) - float(row["exact"])) / float(row["stderr"]) for row in passed]
         beyond = [sum(d > limit for d in far) for limit in (2.5, 3)]
         cells = [name, len(group), len(passed), f"{inside} of {len(passed)}", *beyond]
-        lines.append(f"| {' | '.join(map(str, cells))} | {max(far, default=math.nan):.1f} |")
+        lines.append(f"| {' | '.join(map(str, cells))} | {f'{max(far):.1f}' if far else '-'} |")
     return "\n".join(lines)
 
 

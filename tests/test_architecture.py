@@ -119,46 +119,18 @@ def test_the_drawing_is_that_of_the_table():
     assert tool.DRAWING.read_text() == tool.drawing(tool.PAGE.read_text()), "run python tools/draw_house.py"
 
 
-#: Modules that are tested beside others, and where: the oracle of a room, a family under one test, a part of a command.
+#: Modules that are tested elsewhere, and where: by the clients they are for, as an oracle, by what is made of them.
 TESTED_ELSEWHERE = {
-    "algorithms/test_twins.py": "algorithm easgd esgd lookahead parle rsgd rsgdxy sam sgd",
-    "baselines/test_sam_family.py": "asam closures friendly_sam gsam look_sam",
-    "baselines/test_family.py": "diloco snoo streaming_diloco",
-    "cards/test_measuring.py": "measures subject",
-    "cards/test_page.py": "heat_map summary",
-    "checks/test_checks.py": "calls family options parameters",
-    "commands/test_findings.py": "report",
-    "commands/test_run_groups.py": "energy_groups",
-    "test_bad_input.py": "commands/local_entropy",
-    "committee/test_training.py": "reference",
-    "data/test_catalogue.py": "folders",
-    "landscape/test_alignment.py": "hidden_units",
-    "energy/test_measure.py": "ranks",
-    "volume/test_free_entropy.py": "integration network_energy",
-    "entropy/test_measure.py": "curve",
-    "volume/test_volumes.py": "volume",
-    "volume/test_walks.py": "gaussian_hmc",
-    "experiments/test_committee_figure.py": "committee_charts fig1 fig6",
-    "experiments/test_demo.py": "commands/demo",
-    "experiments/test_fig7.py": "networks options",
-    "experiments/pgdl/test_pgdl.py": "keras",
-    "distributed/test_mesh.py": "group",
-    "distributed/test_sharded.py": "kernels/shards",
-    "clients/test_trainer.py": "integrations/huggingface",
     "clients/test_lightning.py": "integrations/lightning",
     "clients/test_lightning_watched.py": "checks/trainers",
-    "models/test_models.py": "arguments densenet efficientnet resnet small_conv_net vgg",
-    "presets/test_program.py": "networks",
-    "presets/test_settings.py": "resolution",
-    "report/test_page_in_browser.py": "page",
-    "test_entropic.py": "cycles",
-    "training/test_runs.py": "environment",
-    "training/test_matrix.py": "company learner options precision",
-    "training/test_training.py": "clock scores",
+    "clients/test_trainer.py": "integrations/huggingface",
+    "committee/test_training.py": "reference",
+    "distributed/test_sharded.py": "kernels/shards",
+    "volume/test_walks.py": "integration",
 }
 #: Tests of a room as a whole, of how its parts work together, or of what no module is.
 OF_A_ROOM = {
-    "algorithms/test_twins.py", "baselines/test_diloco_on_ranks.py", "baselines/test_family.py",
+    "baselines/test_diloco_on_ranks.py", "baselines/test_family.py",
     "baselines/test_sam_family.py", "baselines/test_sam_on_ranks.py", "checks/test_checks.py",
     "distributed/test_sharded.py", "energy/test_antithetic.py", "energy/test_no_surprises.py", "energy/test_zoo.py",
     "volume/test_gates.py",

@@ -1,4 +1,6 @@
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -124,6 +126,16 @@ def test_interruption(command, capsys):
     command.behaviour = raising(KeyboardInterrupt())
     assert cli.main(["probe"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_sigterm_is_ctrl_c_for_every_command(command, capsys):
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # without the command line's answer nothing happens
+    try:
+        command.behaviour = lambda self: os.kill(os.getpid(), signal.SIGTERM)
+        assert cli.main(["probe"]) == 130
+        assert "interrupted" in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_warnings_are_one_line(command, capsys):

@@ -10,15 +10,18 @@ from wideflat import committee, training
 from wideflat.energy.profile import Interrupted as EnergyInterrupted
 from wideflat.entropy.measure import Interrupted as EntropyInterrupted
 from wideflat.interruption import Interrupted, stop_requests, terminated_like_interrupted, undisturbed
+from wideflat.volume.free_entropy import Interrupted as VolumeInterrupted
 
 
 def send(number):
     os.kill(os.getpid(), number)
 
 
-def test_there_is_one_class():
-    for kind in (committee.Interrupted, EnergyInterrupted, EntropyInterrupted, training.Interrupted):
-        assert issubclass(kind, Interrupted) and issubclass(kind, KeyboardInterrupt)
+@pytest.mark.parametrize(
+    "kind", [committee.Interrupted, EnergyInterrupted, EntropyInterrupted, VolumeInterrupted, training.Interrupted]
+)
+def test_there_is_one_class(kind):
+    assert issubclass(kind, Interrupted) and issubclass(kind, KeyboardInterrupt)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -40,12 +43,19 @@ def test_sigterm_is_ctrl_c():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_is_put_back_is_put_back_whole():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_put_back_is_put_back_whole(number):
     done = []
-    with pytest.raises(KeyboardInterrupt), undisturbed():
-        send(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted(), undisturbed():
+        send(number)
         done.append(True)
     assert done == [True]
+
+
+def test_a_signal_that_nobody_answers_ends_the_process_at_once():
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with undisturbed():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_other_threads_leave_the_signals_alone():

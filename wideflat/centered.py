@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.checks import network, shown, warn_user
-from wideflat.checks.family import phase_of
+from wideflat.checks import flag, network, shown, warn_user
+from wideflat.checks.family import explained, phase_of
 from wideflat.checks.options import device, dtype
-from wideflat.checks.records import check_state_dict, copiable, dense
+from wideflat.checks.records import check_state_dict, copiable, dense, of_shape
 from wideflat.kernels.flat_blocks import is_dense
 from wideflat.kernels.float64 import doubled
 from wideflat.kernels.foreach import as_held
@@ -225,6 +225,7 @@ class Centered(Optimizer):
         self._publish()
         return super().state_dict()
 
+    @explained
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As for any optimizer. Load the model's own state too: the model holds w', the optimizer w."""
         self._refuse_within_center("load_state_dict()")
@@ -288,7 +289,7 @@ class Centered(Optimizer):
     @property
     def evaluating(self) -> bool:
         """Was `eval` called, and not `train` since?"""
-        return bool(self._settings()[0]["evaluating"])
+        return flag("evaluating", self._settings()[0]["evaluating"])
 
     @property
     def at_center(self) -> bool:
@@ -354,18 +355,21 @@ class Centered(Optimizer):
     def _show_center(self) -> None:
         """Put w into the model, in place: whoever shares the memory of the parameters sees it too."""
         self._place.times_shown += 1
-        for p, state in self.state.items() if self._is_open() else ():
-            if "center" in state:
-                state["explorer"] = p.detach().clone()
-                p.copy_(state["center"])
+        there = {p: state for p, state in self.state.items() if "center" in state} if self._is_open() else {}
+        self._fit(list(there))
+        for p, state in there.items():
+            state["explorer"] = p.detach().clone()
+            p.copy_(state["center"])
         torch.clear_autocast_cache()  # which may hold w', cast
 
     @torch.no_grad()
     def _show_explorer(self) -> None:
-        for p in [p for p, state in self.state.items() if "explorer" in state]:
+        self._fit(moved := [p for p, state in self.state.items() if "explorer" in state])
+        for p in moved:
             p.copy_(self.state[p].pop("explorer"))
         torch.clear_autocast_cache()
 
+    @explained
     @torch.no_grad()
     def distance(self) -> Tensor:
         """d(w', w): half the squared distance between explorer and center, over all parameters."""
@@ -376,7 +380,7 @@ class Centered(Optimizer):
                 if "center" in state:
                     w_prime = local(state.get("explorer", p.detach()))
                     (held,) = as_held([local(state["center"])], [w_prime])
-                    squares.append((p, doubled(w_prime - held).square().sum().cpu() / 2))
+                    squares.append((p, doubled(w_prime - of_shape("a center", held, w_prime)).square().sum().cpu() / 2))
         return torch.zeros((), dtype=torch.float64) if (found := total(squares)) is None else found
 
     def _parameters(self) -> list[Tensor]:

@@ -23,6 +23,7 @@ from wideflat.commands.help_text import (
     with_the_nearest_word,
     without_colours_if_asked,
 )
+from wideflat.interruption import terminated_like_interrupted
 from wideflat.progress import Progress
 
 __all__ = ["COMMANDS", "main"]
@@ -45,9 +46,9 @@ NEEDS_MORE = "the command line needs more packages: pip install 'wideflat[experi
 
 SHARED = "Every command takes -q/--quiet (no progress) and -v/--verbose (where a warning or error came from)."
 
-EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted."
+EXIT_CODES = "Exit codes: 0 done, 1 the work failed, 2 the command line was wrong, 130 interrupted (Ctrl-C, SIGTERM)."
 
-#: Exit codes: done, the work failed, the command line was wrong, interrupted with Ctrl-C (128 + SIGINT).
+#: Exit codes: done, the work failed, the command line was wrong, interrupted (128 + SIGINT, after SIGTERM too).
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -95,7 +96,8 @@ def _run(arguments: list[str], verbose: bool) -> int:
             command = tyro.cli(kind, prog=f"wideflat {name}", description=about, args=arguments[1:])
         from wideflat.commands.answers import alone_on_stdout  # imports torch
 
-        with warnings.catch_warnings(), alone_on_stdout(getattr(command, "json", False)):
+        answered = alone_on_stdout(getattr(command, "json", False))
+        with warnings.catch_warnings(), terminated_like_interrupted(), answered:
             if not verbose:
                 warnings.showwarning = _show_warning
             return int(command.run() or OK)

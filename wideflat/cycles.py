@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from wideflat.captured import Captured
 from wideflat.checks import function
-from wideflat.checks.family import check_cycle
+from wideflat.checks.family import check_cycle, check_numbers_of_torch, explained
 from wideflat.checks.records import of_shape
 from wideflat.checks.trainers import watch_trainer
 from wideflat.kernels.foreach import add_noise, as_held, put_back, running_mean, take_up
@@ -84,6 +84,8 @@ class Cycles(Captured):
     def _check_settings(self) -> None:
         for settings in self._settings():
             check_cycle(settings)
+        for inner in (*self.inner, self.outer):
+            check_numbers_of_torch(inner)
         for p, state in self.state.items():
             same_parameter = self._layouts.get(p, (p.shape,))[0] == p.shape  # else it is not the state that is another
             for name in ("center", "mean"):
@@ -129,13 +131,8 @@ class Cycles(Captured):
         """One inner step of the box above, by torch's operations, for the groups of one inner optimizer."""
         for part in parts:
             self._fit(part.params)
-            if starting and part.w_prime:
-                if not self._is_taken_up(part):
-                    take_up(part.w, part.w_prime)
-                if part.keeps_mean:
-                    put_back(part.mu, part.w_prime)
-        if starting and self.inner_state == "restart":
-            self._restart(inner)
+        if starting:
+            self._begin_cycle(inner, parts)
         with nullcontext() if starting else self._pulled(numbers, parts):
             self._step_inner(inner)
         for k, part, group in zip(numbers, parts, inner.param_groups, strict=True):
@@ -145,6 +142,16 @@ class Cycles(Captured):
                 add_noise(part.w_prime, part.places, self._noise_of(settings), int(settings["step"]), scale)
             if part.w_prime and part.keeps_mean:
                 running_mean(part.mu, part.w_prime, float(settings["alpha"]))
+
+    def _begin_cycle(self, inner: Optimizer, parts: list[Part]) -> None:
+        """Set w and mu on w', which is where w was put, unless somebody has changed the model since."""
+        for part in parts:
+            if part.w_prime and not self._is_taken_up(part):
+                take_up(part.w, part.w_prime)
+            if part.w_prime and part.keeps_mean:
+                put_back(part.mu, part.w_prime)
+        if self.inner_state == "restart":
+            self._restart(inner)
 
     def _outer_step(self) -> None:
         """Move w after mu, put w' back on w, and close the cycle."""
@@ -264,6 +271,7 @@ class Cycles(Captured):
         for settings in self._settings():
             settings["position"], settings["step"] = position, step
 
+    @explained
     @torch.no_grad()
     def flush(self) -> None:
         """Close a partial cycle now: w moves by the outer step on what mu has gathered. Nothing at a cycle's start."""

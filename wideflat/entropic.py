@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.centered import Centered
-from wideflat.checks import maker, number, shown
+from wideflat.checks import instance, maker, number, shown
 from wideflat.checks.family import check_cycle, refuse_differentiable
 from wideflat.checks.options import param_group as checked_group
 from wideflat.checks.options import strength
@@ -109,6 +109,7 @@ class Entropic(Cycles):
         outer_lr, outer_momentum = strength("outer_lr", outer_lr), strength("outer_momentum", outer_momentum)
         settings = {"inner_steps": inner_steps, "pull": pull, "alpha": alpha, "epsilon": epsilon, "seed": seed}
         check_cycle(settings)
+        settings |= {name: strength(name, settings[name]) for name in ("pull", "alpha", "epsilon")}
         self._set_up(inner_state, state_dtype, state_device)
         self.inner = list(optimizers)
         self._record: dict[str, Any] = {**settings, "step": 0, "position": 0, "evaluating": False}
@@ -231,6 +232,9 @@ class Entropic(Cycles):
     def _adopt_groups(self, groups: list[dict[str, Any]]) -> None:
         if not all("entropic" in group for group in groups):
             raise ValueError("the state is not that of an Entropic: its param groups have no entry 'entropic'")
+        saved = {**self._record, **instance("entropic", groups[0]["entropic"], dict, "the record of an Entropic")}
+        check_cycle(saved)
+        number("pull", saved["pull"], 0, 1e30)
         self._record.update(copy.deepcopy(groups[0]["entropic"]))
         for group, saved in zip(self.outer.param_groups, self._record.pop("outer"), strict=True):
             group.update({name: value for name, value in saved.items() if name != "foreach"})

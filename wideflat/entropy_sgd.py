@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from wideflat.centered import step_quietly
 from wideflat.checks import choice, flag, maker, optimizer, warn_of_low_lr
-from wideflat.checks.family import check_entropy_sgd, refuse_differentiable, warn_of_adam
+from wideflat.checks.family import check_cycle, check_entropy_sgd, refuse_differentiable, warn_of_adam
 from wideflat.checks.options import bounded
 from wideflat.checks.options import param_group as checked_group
-from wideflat.checks.parameters import check_parameters
+from wideflat.checks.parameters import check_parameters, refuse_stale
 from wideflat.cycles import Cycles
 from wideflat.kernels.blocks import BlockLists
 from wideflat.kernels.branchless import Lists, Outer, Real, sgd_
@@ -204,6 +204,7 @@ class EntropySGD(Cycles):
         try:
             check_entropy_sgd(group)
             check_parameters(group["params"], self.param_groups)
+            check_cycle(self.param_groups[0])
             if group["inner_steps"] != self.param_groups[0]["inner_steps"]:
                 raise ValueError(
                     "inner_steps must be the same in all param groups, which go through the cycle together; "
@@ -259,6 +260,8 @@ class EntropySGD(Cycles):
     def _pulled(self, numbers: range, parts: list[Part]) -> Iterator[None]:
         """Within it the gradients are dw' = gradient + gamma (w' - w)."""
         originals: list[tuple[Tensor, Tensor | None]] = []
+        for part in parts:
+            refuse_stale(part.gradients, part.params)
         for number, part in zip(numbers, parts, strict=True):
             gamma = float(self.param_groups[number]["gamma"])
             if not gamma or not part.w_prime:

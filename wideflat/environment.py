@@ -49,7 +49,7 @@ def choose_device(name: str | None = "auto") -> torch.device:
         >>> choose_device("cpu")
         device(type='cpu')
     """
-    if name is not None and name != "auto":
+    if name is not None and not (isinstance(name, str) and name == "auto"):
         return device("device", name) or torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda")

@@ -43,6 +43,7 @@ __all__ = [
     "read_npz",
     "read_whole",
     "sha256",
+    "write_json",
 ]
 
 T = TypeVar("T")
@@ -330,6 +331,13 @@ def read_json(path: str | os.PathLike[str], what: str, make: Callable[[Any], T])
     except ValueError as error:
         reason = str(error).removeprefix(f"this is not a whole {what}: ")
         raise ValueError(f"{place} is not a whole {what}: {reason}") from None
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write plain values as a JSON document, whole or not at all."""
+    with atomic_write(path) as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
 
 
 @asks

@@ -42,15 +42,17 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C waits until the block has ended: for putting something back whole."""
+    """Ctrl-C, and SIGTERM if it is answered, wait until the block has ended: for putting something back whole."""
+    answered = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
     pressed: list[int] = []
     try:
-        with _handling(lambda number, frame: pressed.append(number), signal.SIGINT):
+        with _handling(lambda number, frame: pressed.append(number), *answered):
             yield
     finally:
-        handler = signal.getsignal(signal.SIGINT)
-        if pressed and callable(handler):
-            handler(pressed[0], None)
+        for number in pressed[:1]:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handler(number, None)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
-"""The outer optimizers of the papers, transcribed: vectors in float64, plain loops."""
+"""The outer optimizers of the papers, transcribed: vectors in float64, plain loops; and what is compared with them."""
 
 import torch
-from small_regression import loss_of
+from small_regression import loss_of, make_model
 from torch import nn
+
+import wideflat
 
 
 def gradient(model, w, batch):
@@ -95,3 +97,32 @@ def easgd(model, ws, steps, period, lr, rho, beta):
             elastic = [torch.zeros_like(center)] * len(ws)
         ws = [w - lr * (g + rho * e) for w, g, e in zip(ws, gradients, elastic, strict=True)]
         yield ws
+
+
+OUTER = {"outer_lr": 0.6, "outer_momentum": 0.8}
+
+
+def vector(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def made(seed=0):
+    torch.manual_seed(seed)
+    return make_model()
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+def replicas_from_one(num_replicas):
+    torch.manual_seed(0)
+    return wideflat.Replicas(make_model, num_replicas, independent=False)
+
+
+def step_all(opt, replicas, t):
+    """One step of all replicas, each on its own mini-batch."""
+    opt.zero_grad()
+    k = len(replicas)
+    sum(loss_of(model, k * t + i) for i, model in enumerate(replicas)).backward()
+    opt.step()

@@ -1,10 +1,10 @@
-"""The boxes of the papers of SAM's family, transcribed; and the classes that they are the twins of."""
+"""The boxes of the papers of SAM's family, transcribed; the classes that they are the twins of; ways to compare."""
 
 import copy
 from functools import partial
 
 import torch
-from small_regression import loss_of
+from small_regression import loss_of, make_model, same, step
 from torch import nn
 
 import wideflat
@@ -69,3 +69,47 @@ FAMILY = {
     "friendly": partial(wideflat.FriendlySAM, rho=RHO),
     "look": partial(wideflat.LookSAM, rho=RHO, period=3),
 }
+
+
+def compare_with_box(name, **settings):
+    """Six steps with these settings are those of the box with them."""
+    torch.manual_seed(0)
+    model = make_model()
+    twin, opt = Twin(model), FAMILY[name].func(model.parameters(), rho=RHO, lr=RATE, **settings)
+    for t in range(6):
+        step(opt, model, t)
+        twin.step(name, t, **settings)
+        torch.testing.assert_close(nn.utils.parameters_to_vector(model.parameters()).detach(), twin.w)
+
+
+def peer_step(peer, model, t):
+    peer.zero_grad()
+    loss_of(model, t).backward()
+    peer.first_step(zero_grad=True)
+    loss_of(model, t).backward()
+    peer.second_step(zero_grad=True)
+
+
+def compare_with_peer(make, make_peer, model=None, **settings):
+    """Eight steps are those of another implementation, which takes norms in single precision."""
+    torch.manual_seed(0)
+    ours = make_model() if model is None else model()
+    theirs = copy.deepcopy(ours)
+    settings |= {"rho": RHO, "lr": RATE, "momentum": 0.9}
+    opt, peer = make(ours.parameters(), **settings), make_peer(theirs.parameters(), torch.optim.SGD, **settings)
+    for t in range(8):
+        step(opt, ours, t)
+        peer_step(peer, theirs, t)
+        same(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def compare_with_sam(make, rho=RHO):
+    """Five steps are those of SAM."""
+    torch.manual_seed(0)
+    ours = make_model()
+    theirs = copy.deepcopy(ours)
+    opt, other = make(ours.parameters(), rho=rho, lr=RATE), wideflat.SAM(theirs.parameters(), rho=RHO, lr=RATE)
+    for t in range(5):
+        step(opt, ours, t)
+        step(other, theirs, t)
+        same(ours, theirs, rtol=1e-7, atol=1e-8)

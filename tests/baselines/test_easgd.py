@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from family_twins import easgd, made, vector
 from small_regression import loss_of, make_model
 from torch import nn
 
@@ -50,3 +51,18 @@ def test_easgd_with_a_center_without_inertia_is_replicated_sgd_with_one_step_del
     wideflat.EASGD(replicas, rate=1.0, period=1, gamma=0.5).couple()  # the center starts at the barycenter
     wideflat.ReplicaCoupling(other, period=1, gamma=0.5).couple()
     torch.testing.assert_close([p.grad for p in replicas.parameters()], [p.grad for p in other.parameters()])
+
+
+def test_easgd():
+    torch.manual_seed(0)
+    replicas = wideflat.Replicas(make_model, 3)
+    twin = easgd(made(), [vector(model) for model in replicas], 9, 2, lr=0.05, rho=0.4, beta=0.7)
+    opt = torch.optim.SGD(replicas.parameters(), lr=0.05)
+    coupling = wideflat.EASGD(replicas, rate=0.7, period=2, gamma=0.2)  # K gamma is the paper's rho
+    for t, held in enumerate(twin):
+        opt.zero_grad()
+        sum(loss_of(model, t) for model in replicas).backward()
+        coupling.couple()
+        opt.step()
+        for model, w in zip(replicas, held, strict=True):
+            torch.testing.assert_close(vector(model), w)

@@ -86,65 +86,6 @@ def test_sam_restores_the_weights_when_the_second_gradient_fails():
     assert w.item() == 1.0
 
 
-# ------------------------------------------------------------------------------------------------- SAM and its clients
-
-
-def test_a_closure_that_does_not_clear_gradients():
-    """Without gradients before the step there is nothing to add to: the second gradients are alone, too."""
-    torch.manual_seed(0)
-    ours = make_model()
-    theirs = copy.deepcopy(ours)
-    opt, other = (wideflat.SAM(model.parameters(), rho=0.1, lr=0.1) for model in (ours, theirs))
-    for t in range(3):
-
-        def closure(t=t):
-            loss = loss_of(ours, t)
-            loss.backward()
-            return loss
-
-        opt.zero_grad()
-        opt.step(closure)
-        step(other, theirs, t)
-        same(ours, theirs, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("style", ["backward first", "accumulation"])
-def test_gradients_from_before_that_the_closure_adds_to_are_refused_in_the_first_step(style):
-    torch.manual_seed(0)
-    model = make_model()
-    before = [p.detach().clone() for p in model.parameters()]
-    opt = wideflat.SAM(model.parameters(), lr=0.1)
-    loss_of(model, 0 if style == "backward first" else 1).backward()
-    with pytest.raises(RuntimeError, match="adds to gradients that were there before"):
-        opt.step(lambda: loss_of(model, 0).backward())
-    torch.testing.assert_close([p.detach() for p in model.parameters()], before)
-    assert all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_from_before_that_the_closure_clears_do_not_matter(set_to_none):
-    torch.manual_seed(0)
-    ours = make_model()
-    theirs = copy.deepcopy(ours)
-    opt, other = (wideflat.SAM(model.parameters(), rho=0.1, lr=0.1) for model in (ours, theirs))
-    loss_of(ours, 7).backward()
-
-    def closure():
-        opt.zero_grad(set_to_none=set_to_none)
-        loss_of(ours, 0).backward()
-
-    opt.step(closure)
-    step(other, theirs, 0)
-    same(ours, theirs)
-
-
-def test_a_closure_that_makes_no_gradients_leaves_them():
-    w = nn.Parameter(torch.tensor([1.0, 2.0]))
-    w.grad = torch.tensor([1.0, 1.0])
-    wideflat.SAM([w], rho=0.5, lr=0.1).step(lambda: None)
-    torch.testing.assert_close(w.detach(), torch.tensor([0.9, 1.9]))
-
-
 def test_perturb_and_restore_are_the_step_without_a_closure():
     torch.manual_seed(0)
     ours = make_model()
@@ -167,13 +108,6 @@ def test_perturb_and_restore_are_the_step_without_a_closure():
         opt.restore()
     with pytest.raises(ValueError, match="two gradients a step"):
         opt.step()
-
-
-def test_sam_refuses_sparse_gradients_in_a_sentence():
-    embedding = nn.Embedding(4, 2, sparse=True)
-    opt = wideflat.SAM(embedding.parameters(), lr=0.1)
-    with pytest.raises(RuntimeError, match="SAM does not support sparse gradients"):
-        opt.step(lambda: embedding(torch.tensor([1])).sum().backward())
 
 
 def test_the_radius_in_half_precision_is_measured_in_single():
@@ -205,3 +139,114 @@ def test_a_step_inside_of_autocast_sees_the_perturbed_weights():
             opt.step(closure)
         found.append(model.weight.detach())
     assert torch.equal(*found)
+
+
+def test_on_a_quadratic_the_gradient_is_that_of_the_point_on_the_sphere():
+    """Loss h w^2 / 2 in two directions: grad at w + rho H w / |H w|."""
+    h = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    w = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    opt = wideflat.SAM([w], rho=0.5, lr=0.1)
+    expected = w.detach().clone()
+    for _ in range(10):
+        opt.zero_grad()
+        (h * w**2 / 2).sum().backward()
+        opt.perturb()
+        (h * w**2 / 2).sum().backward()
+        opt.restore()
+        opt.step()
+        g = h * expected
+        expected = expected - 0.1 * h * (expected + 0.5 * g / g.norm())
+        torch.testing.assert_close(w.detach(), expected)
+
+
+def test_each_group_has_a_radius_and_a_measure_of_its_own():
+    torch.manual_seed(0)
+    a, b, c = (nn.Parameter(torch.full((1,), value, dtype=torch.float64)) for value in (1.0, 2.0, 3.0))
+    groups = [{"params": [a]}, {"params": [b], "rho": 0.3}, {"params": [c], "adaptive": True}]
+    opt = wideflat.SAM(groups, rho=0.1, eta=0.5, lr=0.1)
+    for p in (a, b, c):
+        p.grad = torch.ones_like(p)
+    opt.perturb()
+    norm = (1 + 1 + 3.5**2) ** 0.5
+    moved = [a.item() - 1, b.item() - 2, c.item() - 3]
+    assert moved == pytest.approx([0.1 / norm, 0.3 / norm, 0.1 * 3.5**2 / norm])
+
+
+def test_sixteen_bit_weights_are_perturbed_in_float32_if_asked_for():
+    torch.manual_seed(0)
+    half = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).bfloat16()
+    x = torch.randn(32, 64)
+    changed = {}
+    for wanted in (None, torch.float32):
+        model = copy.deepcopy(half)
+        opt = wideflat.SAM(model.parameters(), rho=0.05, lr=0.1, perturb_dtype=wanted)
+        before = [p.detach().clone() for p in model.parameters()]
+        places = [p.data_ptr() for p in model.parameters()]
+        model(x.bfloat16()).square().mean().backward()
+        if wanted is None:
+            with pytest.warns(UserWarning, match="perturb_dtype=torch.float32"):
+                opt.perturb()
+        else:
+            opt.perturb()
+        moved = [(p.float() - w.float()).flatten() for p, w in zip(model.parameters(), before, strict=True)]
+        moved = torch.cat(moved)
+        changed[wanted] = (moved != 0).double().mean().item()
+        if wanted is not None:
+            assert moved.norm().item() == pytest.approx(0.05, rel=1e-3)
+        model(x.to(next(model.parameters()).dtype)).square().mean().backward()
+        opt.restore()
+        assert [p.data_ptr() for p in model.parameters()] == places
+        assert all(torch.equal(p, w) for p, w in zip(model.parameters(), before, strict=True))
+        assert all(p.grad.dtype == p.dtype == torch.bfloat16 for p in model.parameters())
+        opt.step()
+    assert changed[None] < 0.9 < 0.99 < changed[torch.float32]
+
+
+class Kept(nn.Module):
+    """A product of weights that is made once for each version of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(4, 3))
+        self.kept = None, None
+
+    def forward(self, x):
+        version = self.a._version, self.b._version
+        if self.kept[0] != version:
+            self.kept = version, self.a.detach() @ self.b.detach()
+        return x @ self.kept[1].T + 0 * (self.a.sum() + self.b.sum())
+
+
+@pytest.mark.parametrize("wanted", [None, torch.float64], ids=["in place", "in another type"])
+def test_what_a_network_keeps_of_its_weights_is_not_taken_for_another_point(wanted):
+    torch.manual_seed(0)
+    model, x = Kept(), torch.randn(5, 3)
+    opt = wideflat.SAM(model.parameters(), rho=0.5, lr=0.0, perturb_dtype=wanted)
+
+    def right():
+        product = (model.a @ model.b).detach()
+        assert torch.allclose(model(x.to(model.a.dtype)), x.to(model.a.dtype) @ product.T)
+
+    right()
+    (model.a.square().sum() + model.b.square().sum()).backward()
+    opt.perturb()
+    right()
+    (model.a.square().sum() + model.b.square().sum()).backward()
+    opt.restore()
+    right()
+
+
+def test_a_parameter_without_a_second_gradient_has_none_in_the_step():
+    a, b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    opt = wideflat.SAM([a, b], lr=0.1)
+    (a + b).sum().backward()
+    opt.perturb()
+    a.sum().backward()
+    opt.restore()
+    opt.step()
+    assert (a.item(), b.item()) == (pytest.approx(0.9), 1.0)
+
+
+def test_a_negative_radius_is_refused_in_a_group_too():
+    with pytest.raises(ValueError, match="rho must be"):
+        wideflat.SAM([{"params": nn.Linear(2, 2).parameters(), "rho": -1.0}])

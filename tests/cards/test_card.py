@@ -1,5 +1,6 @@
 """Cards on disk, in words and in a notebook."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -19,6 +20,19 @@ def test_every_measure_is_there_with_its_time_and_conventions(measured):
     assert measured["shift"]["quantize"].positions.tolist() == [8, 6, 4, 3, 2]
     assert (measured["worst"]["l2"].mean >= measured["worst"]["average"].mean).all()
     assert measured.conventions["examples"] == 64 and measured.conventions["few"] == 16
+
+
+def test_what_is_compared_with_the_noise_sees_the_same_examples(measured):
+    layers, shift = measured["layers"].values(), measured["shift"].values()
+    assert {part.conventions["examples"] for part in layers} == {64} == {s.conventions["examples"] for s in shift}
+    assert {part.baseline for part in layers} == {measured["relative"].baseline}
+    assert measured["worst"]["l2"].conventions["examples"] == 16
+    assert "64 examples (16 for worst case, spectrum, slice and free entropy)" in str(measured)
+
+
+def test_what_falls_is_said_to_fall(measured):
+    found = dataclasses.replace(measured["relative"], mean=-np.abs(measured["relative"].mean) - 0.1)
+    assert "points less under relative noise" in Card("x", {"relative": Entry(found)}).headline
 
 
 @pytest.mark.parametrize("ending", ["json", "html"])

@@ -20,8 +20,8 @@ def test_the_difference_is_that_of_the_mean_over_sigma():
     assert found.mean["relative"] == pytest.approx(-0.15)
     assert found.stderr["relative"] == pytest.approx(0.01)  # sqrt(2 (0.01^2 / 2))
     assert str(found) == (
-        "Flatter than b: under relative noise its error grows by 15 ± 1 points less (15.0 standard errors), averaged "
-        "over sigma = 0.1 to 0.3."
+        "Flatter than b: under relative noise its error grows by 15.0 ± 1.0 points less (15.0 standard errors), averaged "
+        "over sigma = 0.1 to 0.3. The errors are those of the noise, on the same examples."
     )
     assert str(made([0.2, 0.5]).compare(made([0.1, 0.3]))).startswith("Sharper than a")
 
@@ -30,7 +30,7 @@ def test_common_noise_makes_it_less_certain():
     plain, common = (made([0.1, 0.3], common=c).compare(made([0.1, 0.3], common=c)) for c in (0.0, 1.0))
     assert common.stderr["relative"] == pytest.approx(2**0.5 * plain.stderr["relative"])
     assert str(plain).startswith(
-        "No difference in flatness to a is seen: under relative noise its error grows by 0 ± 1"
+        "No difference in flatness to a is seen: under relative noise its error grows by 0.0 ± 1.0"
     )
 
 

@@ -5,8 +5,6 @@ import math
 import time
 
 import pytest
-import torch
-from torch import nn
 
 from wideflat import Card, card, progress
 from wideflat.cards import measures, measuring
@@ -40,27 +38,6 @@ def test_a_refused_measure_is_not_fatal(subject, monkeypatch):
     replaced(monkeypatch, relative=fake(0.1), spectrum=refuses)
     found = card(*subject, quick=True, progress=False)
     assert found.measured == ["relative"] and found.refused == {"spectrum": "no gradient: use another"}
-
-
-def test_a_network_without_gradient_has_the_part_of_a_card_that_needs_none():
-    class Signs(nn.Linear):
-        def forward(self, x):
-            return torch.sign(super().forward(x)).detach()
-
-    torch.manual_seed(0)
-    x = torch.randn(40, 3)
-    found = card(Signs(3, 2), (x, (x[:, 0] > 0).long()), quick=True, examples=8, progress=False)
-    assert {"at_w", "relative", "filter", "layers", "shift", "slice"} <= set(found.measured)
-    assert {"worst", "spectrum", "entropy"} <= set(found.refused) and "gradient" in found.refused["spectrum"]
-
-
-def test_chosen_parameters_are_those_of_every_measure(subject, monkeypatch):
-    chosen = tuple(measure for measure in measures.MEASURES if measure.name in ("layers", "shift"))
-    monkeypatch.setattr(measuring, "MEASURES", chosen)
-    found = card(*subject, quick=True, examples=8, parameters="2[.].*", progress=False)
-    assert list(found["layers"]) == ["2"]
-    assert found["shift"]["quantize"].conventions["perturbed"] == found["shift"]["prune"].conventions["perturbed"] == 15
-    assert found["shift"]["prune"].conventions["parameters"] == "function weights that are 2[.].*"
 
 
 def test_ctrl_c_keeps_what_is_measured(subject, monkeypatch):
@@ -146,17 +123,6 @@ def test_a_line_of_progress_has_80_columns(subject, monkeypatch, capsys):
 def test_the_network_is_left_as_it_was(subject, measured):
     model, (x, y) = subject
     assert bool((model(x).argmax(1) == y).all()) and all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
-def test_a_loader_and_a_data_set(subject, monkeypatch):
-    from torch.utils.data import DataLoader, TensorDataset
-
-    model, data = subject
-    replaced(monkeypatch, at_w=measures.MEASURES[0].run)
-    pairs = TensorDataset(*data)
-    for given in (data, pairs, DataLoader(pairs, batch_size=7), list(DataLoader(pairs, batch_size=7))):
-        found = card(model, given, quick=True, examples=4, progress=False)
-        assert found["at_w"].examples == 16 and found.conventions["few"] == 4
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass, field
 from functools import partial
 
+import tiny_networks
 import torch
 from tiny_networks import NETWORKS, make
 from torch import nn
@@ -156,7 +157,7 @@ def plain(named):
 
 
 def weights(model):
-    return plain({name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+    return plain(tiny_networks.weights(model))
 
 
 def whole_product():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from tiny_networks import Examples, make
+from tiny_networks import Examples, assert_same, make, weights
 from torch.utils.data import DataLoader
 
 import wideflat
@@ -20,16 +20,6 @@ OPTIMIZERS = {
     "Entropic": lambda params: wideflat.Entropic(torch.optim.AdamW(params, lr=0.01), inner_steps=5, pull=0.5),
     "Lookahead": lambda params: wideflat.Lookahead(params, inner_lr=0.05, inner_steps=5, momentum=0.9),
 }
-
-
-def weights(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
 
 
 def prepared(name, optimizer):

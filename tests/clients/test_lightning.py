@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from of_others import WARNINGS
-from tiny_networks import Examples, make
+from tiny_networks import Examples, assert_same, make, weights
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -60,16 +60,6 @@ class Watcher(lightning.Callback):
             for name, p in module.named_parameters()
             if p.requires_grad
         }
-
-
-def weights(module):
-    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
 
 
 def trainer_of(folder, *callbacks, focusing=None, **settings):

@@ -6,15 +6,9 @@ from drivers import DRIVERS, STEPS, InOrder, data, trainer_arguments
 from of_others import WARNINGS
 from product import EVERY, Case, covering_part, whole_product
 from safetensors.torch import load_file
-from tiny_networks import make
+from tiny_networks import assert_same, make
 
 pytestmark = [pytest.mark.usefixtures("fresh_accelerate"), *WARNINGS]
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
 
 
 def differ(ours, theirs):

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_networks import Examples, make
+from tiny_networks import Examples, assert_same, make, weights
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 import wideflat
@@ -67,16 +67,6 @@ def trainer_of(folder, model, name, optimizer="EntropySGD", callback=None, watch
         optimizer_cls_and_kwargs=OPTIMIZERS[optimizer],
         callbacks=[*([watcher] if watcher else []), callback],
     )
-
-
-def weights(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
 
 
 def saved_in(folder, model):

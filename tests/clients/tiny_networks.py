@@ -95,3 +95,15 @@ class Examples(Dataset):
     def batch(self, rows=slice(None)):
         chosen = [self[index] for index in range(len(self))[rows]]
         return {name: torch.stack([example[name] for example in chosen]) for name in chosen[0]}
+
+
+def weights(model):
+    """Copies of what is trained, by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def assert_same(ours, theirs):
+    """Bit for bit, by the same names."""
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -58,15 +60,22 @@ def test_a_run_is_measured_on_the_images_it_was_trained_on(project, tmp_path, mo
     assert found.title == "run" and found["at_w"].examples == 20  # of 60
 
 
-def test_ctrl_c_writes_what_there_is(project, tmp_path, capsys, monkeypatch):
-    def pressed(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("wideflat.cards.measures.shift_profile", pressed)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_writes_what_there_is(project, tmp_path, capsys, monkeypatch, number):
+    monkeypatch.setattr("wideflat.cards.measures.shift_profile", lambda *_, **__: os.kill(os.getpid(), number))
     assert main(project) == 130
-    found = Card.load(tmp_path / "weights.card.json")
-    assert found.measured == ["at_w", "relative"] and found.refused == {"shift": "interrupted"}
-    assert "interrupted" in capsys.readouterr().err
+    for name in ("weights.card.json", "weights.card.html"):
+        found = Card.load(tmp_path / name)
+        assert found.measured == ["at_w", "relative"] and found.refused == {"shift": "interrupted"}
+    assert "interrupted; what was measured until then is written, without shift" in capsys.readouterr().err
+
+
+def test_a_second_signal_leaves_the_numbers(project, tmp_path, monkeypatch):
+    monkeypatch.setattr("wideflat.cards.measures.shift_profile", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("wideflat.cards.card.Card.html", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert main(project) == 130
+    assert Card.load(tmp_path / "weights.card.json").measured == ["at_w", "relative"]
+    assert not (tmp_path / "weights.card.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,54 +1,9 @@
-import dataclasses
-
-import numpy as np
 import pytest
-from torch import nn
+from twelve_runs import FINAL, runs, write
 
-from wideflat import cli
-from wideflat.commands.energy_groups import comparable, energy_charts
 from wideflat.commands.findings import collect
 from wideflat.commands.run_groups import curves, grouped, sentence, table
-from wideflat.energy.profile import LocalEnergy
 from wideflat.report.palette import ALGORITHMS
-from wideflat.training.runs import Run
-
-FINAL = {"sgd": 0.20, "rsgd": 0.18, "esgd": 0.15, "ema": 0.20}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Twelve runs: four algorithms, three seeds each, a learning rate that drops; and their local energies."""
-    folder = tmp_path_factory.mktemp("twelve")
-    for algorithm, error in FINAL.items():
-        for seed in range(3):
-            write(folder / f"small-{algorithm}-seed{seed}", algorithm, seed, error + 0.002 * (seed - 1))
-    return folder
-
-
-def write(path, algorithm, seed, error, epochs=300, train=50_000, name="cifar10-smallconvnet", passes=300):
-    about = {"name": name, "algorithm": algorithm, "epochs": epochs, "dataset": "cifar10", "model": "smallconvnet"}
-    about |= {"paper_error": 16.5, "paper_spread": 0.2, "batch_size": 128}
-    data = {"name": "cifar10", "train": train, "test": 10_000}
-    run = Run.create(path, {"experiment": about, "options": {"seed": seed, "limit_data": None}, "data": data})
-    with run.locked():
-        for epoch in range(1, 11):
-            row = {
-                "epoch": 30 * epoch,
-                "lr": 0.1 if epoch < 6 else 0.01,
-                "train_loss": 2 / epoch,
-                "train_error": 0.5 / epoch,
-            }
-            run.append("metrics", {**row, "test_error": error + 0.5 / epoch, "passes": passes * epoch / 10})
-        result = {"epoch": epochs, "train_error": 0.01, "test_error": error}
-        run.save_model(nn.Linear(1, 1), result)
-    sigmas = np.linspace(0, 0.5, 6)
-    conventions = {"metric": "error", "architecture": "SmallConvNet", "data": "a"}
-    profile = LocalEnergy(sigmas, error * sigmas**2, 0.001 + 0 * sigmas, baseline=0.01, conventions=conventions)
-    profile.save(path / "local_energy.json")
-
-
-def runs(folder):
-    return {path.parent.name: Run.open(path.parent) for path in sorted(folder.glob("*/config.json"))}
 
 
 def test_seeds_are_one_group_with_one_colour_everywhere(folder):
@@ -112,50 +67,6 @@ def test_the_paper_stands_only_beside_what_is_fair(folder, tmp_path):
     assert fair == {"fair": True, "short": False, "few": False, "other": False}
     columns, rows = table(grouped(runs(tmp_path)))
     assert [row[columns.index("paper %")] != "–" for row in rows].count(True) == 1
-
-
-def test_profiles_of_seeds_are_averaged_and_strangers_get_axes_of_their_own(folder, tmp_path):
-    energies = {f"{path.parent.name}/local_energy": LocalEnergy.load(path) for path in sorted(folder.glob("*/local_*"))}
-    (chart,) = energy_charts(energies, grouped(runs(folder)))
-    assert {series.legend for series in chart.series} == {f"{name} (n = 3)" for name in FINAL}
-    assert "points of error" in chart.y_label
-    committee = LocalEnergy([0.0, 0.5], [0.0, 0.1], [0.0, 0.01], 0.0, conventions={"stderr": "over 7 solutions"})
-    (chart,) = energy_charts({"a": committee, "b": dataclasses.replace(committee, baseline=0.007)}, [])
-    assert [series.legend for series in chart.series] == ["a (n = 7)", "b (n = 7)"]
-    assert chart.title == "Local energy, E(w) = 0 to 0.7 %"
-    assert chart.caption == "Mean, and the standard error over n solutions. Lower is flatter."
-    other = LocalEnergy([0.0, 0.5], [0.0, 0.1], [0.0, 0.01], baseline=0.75)
-    assert [len(names) for names in comparable({**energies, "other": other})] == [12, 1]
-    charts = energy_charts({**energies, "other": other}, [])
-    assert len(charts) == 2 and "cannot be compared" in charts[0].caption
-
-
-def test_a_report_over_twelve_runs_begins_with_what_came_out(folder, tmp_path, capsys):
-    page = tmp_path / "report.html"
-    assert cli.main(["report", str(folder), "--out", str(page)]) == 0
-    text, out = page.read_text(), capsys.readouterr().out
-    assert "<h1>On cifar10-smallconvnet esgd (5.0\N{NO-BREAK SPACE}±" in text
-    assert "esgd (n = 3)" in text and len(text) < 6e6
-    assert "On cifar10-smallconvnet esgd (5.0 ±" in out
-
-
-def measured_again(folder):
-    sigmas = np.linspace(0, 0.5, 6)
-    conventions = {"metric": "error", "architecture": "SmallConvNet", "data": "a"}
-    LocalEnergy(sigmas, sigmas, 0.01 + 0 * sigmas, baseline=0.01, conventions=conventions).save(
-        folder / "local_energy-2.json"
-    )
-
-
-def test_a_run_that_was_measured_twice_is_no_second_seed(tmp_path):
-    for seed in range(3):
-        write(tmp_path / f"s{seed}", "sgd", seed, 0.2)
-    measured_again(tmp_path / "s0")
-    measured_again(tmp_path / "s1")
-    found = collect([tmp_path])
-    assert set(found.energies) == {"s0/local_energy", "s0/local_energy-2", "s1/local_energy", "s1/local_energy-2", "s2"}
-    (chart,) = energy_charts(found.energies, grouped(found.trainings))
-    assert {series.legend for series in chart.series} == {"sgd (n = 3)", "sgd, local_energy-2 (n = 2)"}
 
 
 def test_runs_that_are_given_one_by_one_keep_their_names(tmp_path):

@@ -100,5 +100,5 @@ def test_bad_arguments() -> None:
         Batches(numbered(), 0)
     with pytest.raises(ValueError, match='"train" or "test"'):
         Batches(numbered(), 2, split="val")
-    with pytest.raises(IndexError, match="0 to 4"):
+    with pytest.raises(ValueError, match="position must be at most 4"):
         Batches(numbered(), 5).batch(0, 5)

@@ -5,51 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import http.server
-import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wideflat import data as wideflat_data
 from wideflat.data import catalogue
-from wideflat.data.cifar import CIFAR10, Cifar
+from wideflat.data.cifar import Cifar
 from wideflat.data.fashion_mnist import FashionMnist
 from wideflat.data.published import DataError
-
-
-def neighbour(name: str):  # type: ignore[no-untyped-def]
-    """Another test file as a module: it writes the tiny files."""
-    specification = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home, cache and working folder, so that nothing of this machine is found."""
-    for name in ("home", "work", "env"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("WIDEFLAT_DATA", raising=False)
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cifar:
-    small = neighbour("test_cifar").shrink(CIFAR10, tmp_path / "source")
-    monkeypatch.setitem(catalogue.CATALOGUE, "cifar10", small)
-    return small
-
-
-def write_cifar(data: Cifar, folder: Path) -> Path:
-    neighbour("test_cifar").write(folder, data, data.layouts[0])
-    return folder
 
 
 def test_names() -> None:
@@ -82,22 +49,6 @@ def test_missing_everywhere_says_where_and_what_to_do(home: Path, cifar: Cifar, 
         DataError, match=f"was not found in {tmp_path / 'env'}\\. .*fetch cifar10 --data {tmp_path / 'env'}`"
     ):
         wideflat_data.load("cifar10", tmp_path / "env")
-
-
-def test_the_order_of_the_folders(home: Path, cifar: Cifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = cifar.layouts[0].folder
-    keras = write_cifar(cifar, home / ".keras" / "datasets" / name)
-    assert wideflat_data.find("cifar10") == keras
-    here = write_cifar(cifar, Path("data") / name)
-    assert wideflat_data.find("cifar10") == here
-    cached = write_cifar(cifar, home / ".cache" / "wideflat" / name)
-    assert wideflat_data.find("cifar10") == cached
-    by_variable = write_cifar(cifar, tmp_path / "env" / name)
-    monkeypatch.setenv("WIDEFLAT_DATA", str(tmp_path / "env"))
-    assert wideflat_data.find("cifar10") == by_variable
-    explicit = write_cifar(cifar, tmp_path / "explicit" / name)
-    assert wideflat_data.find("cifar10", tmp_path / "explicit") == explicit
-    assert len(wideflat_data.load("cifar10", tmp_path / "explicit").train) == cifar.train_size
 
 
 class Server:
@@ -197,7 +148,9 @@ def test_a_server_that_never_answers_or_sends_another_file(
     assert not list((tmp_path / "new").glob("*.tar.gz"))
 
 
-def test_fetch_of_several_files(home: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_of_several_files(
+    home: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbour: Callable[[str], Any]
+) -> None:
     writer = neighbour("test_fashion_mnist")
     paths = writer.write(tmp_path / "source")
     small: FashionMnist = writer.small()

@@ -222,6 +222,7 @@ def started_again(address):
 @pytest.mark.parametrize("has_float64", [True, False])
 def test_one_replica_alone_trains_as_without_others(monkeypatch, has_float64):
     monkeypatch.setattr("wideflat.kernels.float64.WITHOUT", {"mps"} if has_float64 else {"mps", "cpu"})
+    monkeypatch.setattr("wideflat.distributed.elastic.WAITS", 2)
     sent = set()
     lighthouse = start_lighthouse("127.0.0.1:0", heartbeat_timeout=1.0)
     model = nn.Linear(2, 1)
@@ -257,6 +258,7 @@ def test_one_replica_alone_trains_as_without_others(monkeypatch, has_float64):
                 coupling.initial_gamma([1.0])
             before = model.weight.clone()
             assert torch.equal(coupling.barycenter().weight, before)
+            assert group.exchanges > 2 == len(group.waits)  # a long training does not fill the memory with them
 
             # The lighthouse dies and is started again at the same address.
             lighthouse.shutdown()

@@ -160,3 +160,21 @@ def test_strengths_of_the_noise_have_a_default():
     torch.manual_seed(0)
     profile = local_energy(torch.nn.Linear(3, 2), (torch.randn(20, 3), torch.arange(20) % 2), progress=False)
     assert profile.sigmas.tolist() == [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
+
+
+def test_parameters_that_the_first_call_makes_are_not_left_out():
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.h = nn.Linear(5, 8), None
+
+        def forward(self, x):
+            x = self.a(x).tanh()
+            if self.h is None:
+                self.h = nn.Linear(x.shape[1], 3)
+            return self.h(x)
+
+    model = Lazy()
+    with pytest.raises(ValueError, match=r"makes, renames or replaces parameters \(h.weight, h.bias\)"):
+        measure(model, data())
+    assert measure(model, data()).conventions["perturbed"] == 5 * 8 + 8 + 8 * 3 + 3

@@ -207,3 +207,23 @@ def test_the_version_of_a_weight_is_another_at_every_point_and_the_old_one_at_th
     local_energy(model, (x, y), [0.2, 0.4], noise="pass", max_passes=3, metric=deviation, batch_size=24, progress=False)
     assert len(set(seen[-6:])) == 6 and model.weight._version == before
     pending.backward()  # a graph from before can still be differentiated
+
+
+def test_a_cache_out_of_sight_that_outlives_the_weights_is_noticed():
+    """Merged weights kept for a place in memory, where no attribute shows them."""
+    a, known = nn.Linear(6, 3), {}
+
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = a
+
+        def forward(self, x):
+            key = a.weight.data_ptr()
+            if key not in known:
+                known.clear()
+                known[key] = 2 * a.weight.detach()
+            return x @ known[key].T + a.bias
+
+    with pytest.raises(ValueError, match="evaluated at other weights"):
+        local_energy(Hidden(), data(6), [0.4], noise="batch", metric=deviation, progress=False)

@@ -1,29 +1,12 @@
-import json
 import math
-import sys
 
-import numpy as np
 import pytest
 import torch
+from small_committees import committee, interrupt_after
 
 import wideflat
-from wideflat.cli import main
 from wideflat.entropy import LocalEntropy
-from wideflat.entropy.fixed_point import sweep
-from wideflat.entropy.measure import DELTAS, Interrupted, legendre, training_errors
-
-
-def committee(hidden=3, num_inputs=50, patterns=30, references=1, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    common = torch.rand(num_inputs, generator=generator) < 0.5
-    same = torch.rand(patterns, num_inputs, generator=generator) < 0.6
-    other = torch.rand(patterns, num_inputs, generator=generator) < 0.5
-    x = torch.where(torch.where(same, common, other), 1.0, -1.0).double()
-    w = torch.randn(hidden, num_inputs, dtype=torch.float64, generator=generator)
-    y = (w @ x.T).sign().sum(0).sign()
-    w = w + 1e-3 * torch.randn(references, hidden, num_inputs, dtype=torch.float64, generator=generator)
-    assert not training_errors(w, x, y).any()
-    return w, x, y
+from wideflat.entropy.measure import DELTAS, Interrupted, legendre
 
 
 @pytest.mark.parametrize("method", ["bp", "tap", "ep"])
@@ -138,55 +121,6 @@ def test_arrays_and_integers_are_welcome():
     torch.testing.assert_close(curve.log_z, wideflat.local_entropy(w[0], x, y, deltas=[0.5]).log_z)
 
 
-def test_phi_between_the_points():
-    w, x, y = committee(references=2)
-    curve = wideflat.local_entropy(w, x, y, deltas=[0.1, 0.2, 0.4])
-    middle = curve.at(0.1)
-    assert middle.shape == (2,) and (curve.phi[:, 2] < middle).all() and (middle < curve.phi[:, 0]).all()
-    assert curve.at([0.001, 0.1]).shape == (2, 2) and curve.at(0.001).isnan().all()
-    curve.converged[0, 1] = False  # then the neighbours are used
-    straight = curve.at(curve.relative_distance[0, 1].item())
-    assert straight[0] != curve.phi[0, 1] and straight[0].isfinite()
-
-
-def test_points_that_did_not_converge_are_marked_and_not_drawn():
-    w, x, y = committee()
-    curve = wideflat.local_entropy(w[0], x, y, deltas=[0.1, 0.3, 1.0])
-    curve.converged[1] = False
-    assert curve.status.tolist() == ["converged", "not converged", "converged"]
-    assert str(curve).splitlines()[2].endswith("not converged")
-    assert f"{curve.log_z[1]:.5f}" not in str(curve)
-    ax = curve.plot()
-    drawn = ax.lines[0].get_ydata()
-    assert np.isnan(drawn[1]) and np.isfinite(drawn[[0, 2]]).all()
-
-
-def test_plot_of_many_references_and_of_samples():
-    w, x, y = committee(num_inputs=20, patterns=10, references=2)
-    curve = wideflat.local_entropy(w, x, y, [0.5, 1.0], compare=True, particles=50, runs=2, sweeps=3)
-    ax = curve.plot(label="bp")
-    assert len(ax.lines) == 3 and ax.get_xlabel() == "d / D"
-    assert curve.others["sample"].plot(ax) is ax and len(ax.containers) == 2
-
-
-def test_saved_and_loaded(tmp_path):
-    w, x, y = committee(num_inputs=20, patterns=10)
-    curve = wideflat.local_entropy(w[0], x, y, [0.5, 1.0], compare=True, particles=50, runs=2, sweeps=3)
-    curve.save(tmp_path / "curve.npz")
-    again = LocalEntropy.load(tmp_path / "curve.npz")
-    for one, other in ((curve, again), *((curve.others[m], again.others[m]) for m in curve.others)):
-        for name in ("deltas", "phi", "log_z", "distance", "converged", "training_errors", "iterations", "residual"):
-            assert torch.equal(getattr(one, name), getattr(other, name)), name
-        assert (one.method, one.num_weights, one.on_errors) == (other.method, other.num_weights, other.on_errors)
-    content = (tmp_path / "curve.npz").read_bytes()
-    (tmp_path / "cut.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"cut\.npz is not a whole"):
-        LocalEntropy.load(tmp_path / "cut.npz")
-    np.savez(tmp_path / "other.npz", phi=np.zeros(3))
-    with pytest.raises(ValueError, match="is not a curve"):
-        LocalEntropy.load(tmp_path / "other.npz")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -212,18 +146,6 @@ def test_bad_arguments(change, message):
         wideflat.local_entropy(**{"weights": w[0], "inputs": x, "targets": y, **change})
 
 
-def interrupt_after(monkeypatch, points):
-    """Ctrl-C when so many points of a sweep are finished."""
-
-    def interrupted(*arguments):
-        for k, point in enumerate(sweep(*arguments)):
-            if k == points:
-                raise KeyboardInterrupt
-            yield point
-
-    monkeypatch.setattr(sys.modules["wideflat.entropy.measure"], "sweep", interrupted)
-
-
 def test_ctrl_c_keeps_the_points_that_are_finished(monkeypatch, tmp_path):
     w, x, y = committee(references=2)
     deltas = [0.1, 0.5, 1.0]
@@ -241,67 +163,3 @@ def test_ctrl_c_keeps_the_points_that_are_finished(monkeypatch, tmp_path):
     with pytest.raises(Interrupted) as caught:
         wideflat.local_entropy(w, x, y, deltas)
     assert caught.value.curve is None
-
-
-class TestCommand:
-    @pytest.fixture
-    def solutions(self, tmp_path):
-        w, x, y = committee(num_inputs=20, patterns=10, references=2)
-        run = tmp_path / "run"
-        run.mkdir()
-        np.savez(run / "solutions.npz", weights=w.numpy(), inputs=x.numpy(), targets=y.numpy())
-        return run
-
-    def test_a_run_directory(self, solutions, capsys):
-        figure = solutions / "curve.svg"
-        assert main(["local-entropy", str(solutions), "--deltas", "0.1", "1", "--figure", str(figure)]) == 0
-        printed = capsys.readouterr().out
-        assert "2 solutions" in printed and "relaxed Belief Propagation" in printed and "converged (2 of 2)" in printed
-        assert LocalEntropy.load(solutions / "local_entropy.npz").phi.shape == (2, 2)
-        assert figure.read_text().startswith("<?xml")
-
-    def test_comparison_as_json(self, solutions, tmp_path, capsys):
-        options = ["--deltas", "0.5", "--first", "1", "--compare", "--json", "--particles", "50", "--runs", "2"]
-        out = tmp_path / "out.npz"
-        file = solutions / "solutions.npz"
-        assert main(["local-entropy", str(file), *options, "--sweeps", "3", "--out", str(out)]) == 0
-        record = json.loads(capsys.readouterr().out)
-        assert record["status"] == [["converged"]] and set(record["others"]) == {"tap", "ep", "ep-vector", "sample"}
-        assert record["others"]["sample"]["log_z_stderr"][0][0] > 0
-        assert out.exists()
-        again = [*options[:-6], "--compare", "--sweeps", "3", "--out", str(out), "--overwrite"]
-        assert main(["local-entropy", str(file), *again]) == 0
-        assert "log Z by method" in capsys.readouterr().out
-
-    def test_ctrl_c_leaves_a_whole_result_alone(self, solutions, monkeypatch, capsys):
-        options = ["local-entropy", str(solutions), "--deltas", "0.1", "1"]
-        assert main(options) == 0
-        interrupt_after(monkeypatch, 1)
-        assert main([*options, "--figure", str(solutions / "part.png")]) == 130
-        printed = capsys.readouterr()
-        assert "not computed" in printed.out and "interrupted" in printed.err and "not converge" not in printed.err
-        assert LocalEntropy.load(solutions / "local_entropy.npz").converged.all()
-        part = LocalEntropy.load(solutions / "local_entropy-2.interrupted.npz")
-        assert part.converged.tolist() == [[True, False], [True, False]]
-        assert (solutions / "part.png").exists()
-
-    def test_training_errors_are_said(self, solutions, capsys):
-        with np.load(solutions / "solutions.npz") as archive:
-            arrays = dict(archive)
-        arrays["targets"][0] *= -1
-        np.savez(solutions / "solutions.npz", **arrays)
-        main(["local-entropy", str(solutions), "--deltas", "0.5"])
-        assert "2 of them have training errors (up to 1)" in capsys.readouterr().out
-
-    def test_wrong_files(self, tmp_path, capsys):
-        assert main(["local-entropy", str(tmp_path)]) == 1
-        assert "there is no" in capsys.readouterr().err
-        np.savez(tmp_path / "solutions.npz", weights=np.ones((3, 4)))
-        assert main(["local-entropy", str(tmp_path)]) == 1
-        assert "has no array inputs and no targets" in capsys.readouterr().err
-        (tmp_path / "solutions.npz").write_bytes(b"PK\x03\x04 not a zip")
-        assert main(["local-entropy", str(tmp_path)]) == 1
-        assert "not a whole .npz file" in capsys.readouterr().err
-        np.savez(tmp_path / "evil.npz", weights=np.array([{}]), inputs=np.ones((2, 2)), targets=np.ones(2))
-        assert main(["local-entropy", str(tmp_path / "evil.npz")]) == 1
-        assert "pickle" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """What a network does with a batch."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -105,3 +107,26 @@ def test_randomness_is_found_and_told_from_a_state():
 
     with pytest.raises(ValueError, match="keeps something from call to call"):
         look(Between(counting))
+
+
+def test_randomness_that_seldom_matters_is_found_and_a_seed_of_its_own_is_none():
+    assert look(Between(lambda h: h if torch.rand(()) > 1e-6 else 0 * h)).random
+    assert look(Between(lambda h: h if random.random() > 1e-6 else 0 * h)).random
+
+    def seeding(h):
+        torch.manual_seed(0)
+        return h * torch.rand(h.shape[1:])
+
+    found = look(Between(seeding))
+    assert not found.random and found.examples == "independent"
+
+
+def test_a_network_that_changes_with_every_other_call_is_refused():
+    calls = []
+
+    def alternating(h):
+        calls.append(1)
+        return h if len(calls) % 2 else 0 * h
+
+    with pytest.raises(ValueError, match="keeps something from call to call"):
+        look(Between(alternating))

@@ -1,41 +1,12 @@
-import functools
-import re
-
 import numpy as np
 import pytest
 
 from wideflat.committee import SETTINGS
 from wideflat.entropy.measure import METHODS
 from wideflat.experiments import committee_figure
-from wideflat.experiments.committee_figure import Case, CommitteeFigure, CommitteeOptions
-from wideflat.experiments.experiment import Item
-from wideflat.experiments.fig1 import ITEM as FIG1
-from wideflat.experiments.fig6 import ITEM as FIG6
+from wideflat.experiments.committee_figure import Case
 from wideflat.experiments.sweep import FolderInUse
 from wideflat.files import hold
-
-
-def small_cases(options, quick, subsets):
-    """SGD fast twice."""
-    fast = SETTINGS["sgd-fast"].replace(polish_epochs=100)
-    return [Case("plain", fast, 3), Case("dropout", fast.replace(dropout=0.3), 2)]
-
-
-#: On 40 patterns: seconds.
-SMALL = Item(
-    "fig1", "Small", "None.", "a test", CommitteeOptions, functools.partial(CommitteeFigure, cases=small_cases)
-)
-
-
-def small(folder, **options):
-    return SMALL.open(folder, True, subsets=2, size=40, deltas=(0.05, 0.3, 1.0), sigmas=(0.0, 0.5), **options)
-
-
-@pytest.fixture(scope="module")
-def computed(tmp_path_factory):
-    figure = small(tmp_path_factory.mktemp("small"), methods=("bp",))
-    figure.compute()
-    return figure
 
 
 def test_tables_have_every_solution_and_point(computed):
@@ -46,32 +17,6 @@ def test_tables_have_every_solution_and_point(computed):
     assert (restarts["phi_bp"] < 0).all() and (restarts["energy"] > 0).all()
     assert (energy.where(sigma=0)["energy"] == 0).all()
     assert restarts.provenance["settings"]["dropout"]["dropout"] == 0.3
-
-
-def test_charts_are_drawn_from_the_tables(computed):
-    charts = {chart.name: chart for chart in computed.charts()}
-    assert list(charts) == [
-        "entropy-bp-balanced",
-        "energy-balanced",
-        "test-error-balanced",
-        "balanced-test-error-balanced",
-    ]
-    curve = charts["entropy-bp-balanced"].series[0]
-    assert curve.label == "plain" and np.isfinite(curve.y).all() and np.all(np.diff(curve.y) < 0)
-    assert len(charts["test-error-balanced"].series[1].y) == 4
-
-
-def test_comparison_ranks_and_correlates(computed):
-    comparison = computed.comparison()
-    assert [row[1] for row in comparison.rows] == ["plain", "dropout"]
-    assert any("best first by local energy" in remark for remark in comparison.remarks)
-    assert any("(n = 10)" in remark for remark in comparison.remarks)
-    computed.references = ("plain",)
-    (changes,) = computed.comparison().more
-    assert [row[:3] for row in changes.rows] == [["balanced", "plain", "dropout"]]
-    assert all(re.fullmatch(r"[+-]\d+\.\d\d ± \d+\.\d\d", entry) for entry in changes.rows[0][3:])
-    page = computed.write_report().read_text()
-    assert changes.title in page and changes.rows[0][3] in page
 
 
 def test_nothing_is_computed_twice(computed, monkeypatch):
@@ -85,7 +30,7 @@ def test_nothing_is_computed_twice(computed, monkeypatch):
     assert computed.table("restarts").rows == before
 
 
-def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
+def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch, small):
     real, calls = committee_figure.train, []
 
     def once(*arguments, **options):
@@ -102,7 +47,7 @@ def test_interrupted_after_one_group_it_can_be_drawn(tmp_path, monkeypatch):
     assert [row[1] for row in figure.comparison().rows] == ["plain"]
 
 
-def test_more_restarts_are_added_to_those_that_are_there(tmp_path, monkeypatch):
+def test_more_restarts_are_added_to_those_that_are_there(tmp_path, monkeypatch, small):
     figure = small(tmp_path, methods=("bp",))
     plain = figure.cases[0].setting
     figure.work.cases = [Case("plain", plain, 2)]
@@ -128,7 +73,7 @@ def _rows(table):
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def test_solutions_of_something_else_are_refused(computed, tmp_path):
+def test_solutions_of_something_else_are_refused(computed, tmp_path, small):
     other = small(computed.folder, methods=("bp",))
     other.work.cases = [Case("plain", computed.cases[0].setting.replace(gradient_scale=30.0), 3)]
     with pytest.raises(ValueError, match=r"gradient_scale = 100\.0 instead of 30\.0; give another --out"):
@@ -138,7 +83,7 @@ def test_solutions_of_something_else_are_refused(computed, tmp_path):
         other.compute()
 
 
-def test_curves_at_other_points_are_computed_again(tmp_path):
+def test_curves_at_other_points_are_computed_again(tmp_path, small):
     figure = small(tmp_path, methods=("bp",))
     figure.work.cases = figure.cases[:1]
     figure.compute()
@@ -147,7 +92,7 @@ def test_curves_at_other_points_are_computed_again(tmp_path):
     assert set(figure.table("entropy")["delta"]) == {0.1, 1.0}
 
 
-def test_two_processes_do_not_compute_one_figure(tmp_path):
+def test_two_processes_do_not_compute_one_figure(tmp_path, small):
     figure = small(tmp_path)
     with open(tmp_path / "lock", "w") as lock:
         hold(lock)
@@ -156,7 +101,7 @@ def test_two_processes_do_not_compute_one_figure(tmp_path):
     assert not list(tmp_path.glob("*.csv"))
 
 
-def test_solutions_with_errors_have_no_local_entropy(tmp_path):
+def test_solutions_with_errors_have_no_local_entropy(tmp_path, small):
     figure = small(tmp_path, methods=("bp",))
     figure.work.cases = [Case("hopeless", SETTINGS["sgd-fast"].replace(max_epochs=1), 2)]
     figure.compute()
@@ -167,47 +112,7 @@ def test_solutions_with_errors_have_no_local_entropy(tmp_path):
     assert any("No restart of hopeless got rid of all training errors" in text for text in figure.comparison().remarks)
 
 
-def test_a_curve_that_is_missing_is_explained_under_the_figure(tmp_path):
-    figure = small(tmp_path, methods=("bp",))
-    solved, fast = figure.cases[0], SETTINGS["sgd-fast"]
-    figure.work.cases = [Case("plain", solved.setting, 2), Case("hopeless", fast.replace(max_epochs=1), 2)]
-    figure.compute()
-    entropy, energy = figure.charts()[:2]
-    assert "No restart of hopeless got rid" in entropy.caption and "No restart" not in energy.caption
-    assert "of plain" not in entropy.caption and "hopeless, plain" not in entropy.caption
-
-
-def test_nothing_computed_yet(tmp_path):
-    figure = small(tmp_path)
-    assert figure.charts() == [] and figure.comparison().rows == []
-
-
-def test_restarts_are_divided_over_the_subsets(tmp_path):
-    figure = FIG1.open(tmp_path, restarts=50, slow_restarts=15, subsets=3, align=True)
-    assert {case.label: case.restarts for case in figure.cases} == {
-        "sgd-fast": 17,
-        "sgd-slow": 17,
-        "rsgd-fast": 17,
-        "rsgd-slow": 5,
-        "esgd": 17,
-    }
-    assert [case.label for case in figure.cases if case.setting.align] == ["rsgd-fast", "rsgd-slow"]
-    assert [case.setting.dropout for case in FIG6.open(tmp_path, dropouts=(0.0, 0.5)).cases] == [0.0, 0.5]
-
-
-def test_the_gradient_scale_is_that_of_all_settings(tmp_path):
-    assert {case.setting.gradient_scale for case in FIG1.open(tmp_path).cases} == {100.0}
-    assert {case.setting.gradient_scale for case in FIG1.open(tmp_path, gradient_scale=30.0).cases} == {30.0}
-
-
-def test_settings_are_chosen_and_the_longest_comes_last(tmp_path):
-    assert [case.label for case in FIG1.open(tmp_path).cases][-1] == "rsgd-slow"
-    assert [case.label for case in FIG1.open(tmp_path, settings=("esgd", "sgd-fast")).cases] == ["esgd", "sgd-fast"]
-    with pytest.raises(ValueError, match="got adam"):
-        FIG1.open(tmp_path, settings=("adam",))
-
-
-def test_every_method_of_the_local_entropy_can_be_reproduced(tmp_path):
+def test_every_method_of_the_local_entropy_can_be_reproduced(tmp_path, small):
     figure = small(tmp_path, methods=tuple(METHODS)[:-1])  # all but the sampler, which takes minutes
     figure.work.cases = [Case("plain", figure.cases[0].setting, 1)]
     figure.work.subsets = 1

@@ -60,25 +60,6 @@ def test_json_is_one_object_with_numbers_as_numbers(small, monkeypatch, capfd):
         assert words <= {"algorithm", "draw", "setting"}
 
 
-def test_the_advice_works_when_pasted():
-    code = [line.strip() for line in command.NEXT.splitlines() if line.startswith("  ")]
-    assert max(map(len, command.NEXT.splitlines())) <= 80
-    assert len(code) == 3 and ONE_LINE["Entropy-SGD"] in code
-    torch.manual_seed(0)
-    inputs = torch.randn(64, 5)
-    targets = (inputs[:, 0] > 0).long()
-    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-    names = {"model": model, "inputs": inputs, "targets": targets}
-    exec(code[0], names)
-    exec(code[1], names)
-    for _ in range(100):
-        names["opt"].zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        names["opt"].step()
-    exec(code[2], names)
-    assert names["profile"].baseline <= 0.05 and len(names["profile"].mean) == 4
-
-
 def test_what_is_printed_is_what_is_run():
     model = torch.nn.Linear(2, 2)
     for name, line in ONE_LINE.items():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from attention import Attention
 from torch import nn
 
 from wideflat import local_energy
@@ -105,18 +106,6 @@ def test_bad_arguments_are_named(options, message):
 
 
 # ---- every kind of layer, against differences of the gradient
-
-
-class Attention(nn.Module):
-    """Attention by itself over four positions, of which the mean is classified."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.last = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
 class Encoder(nn.Module):

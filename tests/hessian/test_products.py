@@ -2,22 +2,13 @@
 
 import pytest
 import torch
+from attention import Attention
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wideflat.evaluation.blocks import Blocks
 from wideflat.evaluation.evaluation import Evaluation
 from wideflat.hessian.products import GaussNewton, Hessian
-
-
-class Attends(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.last = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
 def outputs_of(model, x):
@@ -48,7 +39,7 @@ def networks():
     torch.manual_seed(0)
     return {
         "mlp": (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(13, 4)),
-        "attention": (Attends(), torch.randn(6, 5, 4)),
+        "attention": (Attention(), torch.randn(6, 5, 4)),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from architectures import CIFAR10, CIFAR100, check_shapes, count, depth
 
 from wideflat.models.pyramidnet import PyramidNet, ShakeDrop
 
@@ -94,3 +95,41 @@ def test_bad_arguments() -> None:
         ShakeDrop(1.5)
     with pytest.raises(ValueError, match="9 n \\+ 2"):
         PyramidNet(270, 200, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "published", "source"),
+    [
+        ("pyramidnet272", {"num_classes": CIFAR10}, 26_210_842, "osmr/pytorchcv, pyramidnet272_a200_bn_cifar10"),
+        ("pyramidnet272", {"num_classes": CIFAR100}, 26_288_692, "osmr/pytorchcv, pyramidnet272_a200_bn_cifar100"),
+    ],
+)
+def test_parameter_count_is_the_published_one(name, arguments, published, source):
+    assert count(name, **arguments) == published, source
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "size", "shapes"),
+    [
+        # Han et al. 2017, Table 1: 16 + 200 k / 90 channels, times 4, after block k; blocks 30 and 60 halve the image.
+        (
+            "pyramidnet272",
+            {},
+            32,
+            {
+                "conv1": (16, 32, 32),
+                "blocks.0": (4 * 18, 32, 32),
+                "blocks.29": (4 * 83, 32, 32),
+                "blocks.30": (4 * 85, 16, 16),
+                "blocks.60": (4 * 152, 8, 8),
+                "blocks.89": (864, 8, 8),
+            },
+        ),
+    ],
+)
+def test_layer_shapes_are_the_published_ones(name, arguments, size, shapes):
+    check_shapes(name, arguments, size, shapes)
+
+
+def test_the_number_in_the_name_is_the_number_of_layers():
+    assert depth("pyramidnet272") == 272

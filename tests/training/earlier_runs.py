@@ -20,10 +20,11 @@ import signal
 import sys
 from pathlib import Path
 
+import noisy
 import torch
 from torch import nn
 
-from wideflat.data import ImageData, ImageSplit
+from wideflat.data import ImageData
 from wideflat.presets import preset
 
 ALGORITHMS = ("sgd", "rsgd", "esgd", "rsgdxy", "lookahead", "easgd", "parle", "sam")
@@ -33,26 +34,12 @@ SIGMAS = (0.0, 0.1, 0.3)
 
 
 def network(num_classes: int) -> nn.Module:
-    """Convolution, batch norm, dropout: everything that has a state or a random number."""
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=2),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Dropout(0.2),
-        nn.Flatten(),
-        nn.Linear(36, num_classes),
-    )
+    """The network of these runs."""
+    return noisy.network(num_classes, channels=4, side=3)
 
 
-def images(count: int = 80, size: int = 8) -> ImageData:
-    generator = torch.Generator().manual_seed(0)
-
-    def part(n: int) -> ImageSplit:
-        targets = torch.randint(10, (n,), generator=generator)
-        noise = torch.randint(100, (n, 3, size, size), generator=generator)
-        return ImageSplit((noise + 15 * targets.view(n, 1, 1, 1)).to(torch.uint8), targets)
-
-    return ImageData.of("generated", tuple("0123456789"), part(count), part(50))
+def images() -> ImageData:
+    return noisy.images(size=8)
 
 
 def experiment(algorithm: str):

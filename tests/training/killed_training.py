@@ -1,4 +1,4 @@
-"""Train a small network and disturb it on the way; run as a script by test_resume_training.py.
+"""Train a small network and disturb it on the way; run as a script by test_resume.py.
 
     python killed_training.py kill FOLDER ALGORITHM,... MODE COUNT SEED
     python killed_training.py damage FOLDER ALGORITHM,...
@@ -21,35 +21,22 @@ import traceback
 import warnings
 from pathlib import Path
 
+import noisy
 import torch
 from torch import nn
 
-from wideflat.data import ImageData, ImageSplit
+from wideflat.data import ImageData
 from wideflat.presets import preset
 from wideflat.training import Options, Run, Training, train
 
 
 def network(num_classes: int) -> nn.Module:
-    """Convolution, batch norm, dropout: everything that has a state or a random number."""
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Dropout(0.2),
-        nn.Flatten(),
-        nn.Linear(8 * 25, num_classes),
-    )
+    """The network of these runs."""
+    return noisy.network(num_classes, channels=8, side=5)
 
 
-def images(count: int = 80, size: int = 12) -> ImageData:
-    generator = torch.Generator().manual_seed(0)
-
-    def part(n: int) -> ImageSplit:
-        targets = torch.randint(10, (n,), generator=generator)
-        noise = torch.randint(100, (n, 3, size, size), generator=generator)
-        return ImageSplit((noise + 15 * targets.view(n, 1, 1, 1)).to(torch.uint8), targets)
-
-    return ImageData.of("generated", tuple("0123456789"), part(count), part(50))
+def images() -> ImageData:
+    return noisy.images(size=12)
 
 
 def experiment(algorithm: str, epochs: int = 3):

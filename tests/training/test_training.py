@@ -111,49 +111,6 @@ def test_seeds_differ_and_repeat():
     assert not torch.allclose(weights[0], weights[2], atol=1e-3)
 
 
-def test_focusing_and_the_center():
-    data = images(40, 16)
-    esgd = trained(small("esgd", epochs=2), data)
-    assert esgd.learner.metrics()["gamma"] == pytest.approx(5.0)  # gamma0 0.5, factor 10
-    rsgd = trained(small("rsgd", epochs=2), data)
-    assert rsgd.learner.metrics()["gamma"] == pytest.approx(10.0)  # 1e-3, factor 1e4
-    mean = torch.stack([vector(n) for n in rsgd.learner.networks]).mean(0)
-    torch.testing.assert_close(vector(rsgd.center()), mean)
-    # mid-cycle, the center of Entropy-SGD is w and not w'
-    esgd = Training(small("esgd", epochs=2), data)
-    start = vector(esgd.learner.networks[0]).clone()
-    for _ in range(3):
-        esgd.iterate()
-    assert torch.equal(vector(esgd.center()), start)
-    assert not torch.equal(vector(esgd.learner.networks[0]), start)
-    easgd = trained(small("easgd", epochs=4, period=2), data)
-    center = torch.cat([p.reshape(-1) for p in easgd.learner.coupling.center])
-    assert torch.equal(vector(easgd.center()), center)
-
-
-def test_the_period_changes_at_its_epoch():
-    data = images(40, 16)
-    training = Training(small("rsgd", epochs=3, period=10, period_changes=((200 / 3, 3),)), data)  # of 100
-    periods = []
-    while training.step < training.total_steps:
-        training.iterate()
-        periods.append(training.learner.coupling.period)
-    assert periods == [10] * 6 + [3] * 3
-
-
-def test_automatic_gamma0():
-    data = images(40, 16)
-    training = Training(small("rsgd", gamma0=None), data)
-    losses = evaluate(training.learner.networks, training._plain("train")).losses
-    distances = training.learner.replicas.distances()
-    assert training.learner.coupling.gamma == pytest.approx(sum(losses) / distances.sum().item(), rel=1e-6)
-    before = Training(small("esgd"), data).learner.networks[0].state_dict()
-    training = Training(small("esgd", gamma0=None), data)
-    assert training.learner.focusing[0].gamma0[0] > 0
-    for name, value in training.learner.networks[0].state_dict().items():
-        assert torch.equal(value, before[name])  # measuring it has moved nothing
-
-
 def test_batch_norm_of_the_center_is_refreshed():
     data = images(64, 16)
     bn = {"model": "resnet18", "model_arguments": ()}

@@ -1,15 +1,11 @@
 """Closed forms that came after every threshold was chosen: random instances, other shapes than the families."""
 
-import importlib.util
 import math
-from pathlib import Path
 
+import closed_forms as forms
 import numpy as np
 import torch
 
-spec = importlib.util.spec_from_file_location("closed_forms", Path(__file__).with_name("closed_forms.py"))
-forms = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(forms)
 tensor = forms._tensor
 
 

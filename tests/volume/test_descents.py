@@ -1,17 +1,12 @@
-import importlib.util
 import math
-from pathlib import Path
 
+import closed_forms as forms
 import numpy as np
 import pytest
 import torch
 
 from wideflat.volume.descents import LONGEST, descend, most_gradients
 from wideflat.volume.walks import Effort, Walk
-
-spec = importlib.util.spec_from_file_location("closed_forms", Path(__file__).with_name("closed_forms.py"))
-forms = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(forms)
 
 
 def walk(make, seed, **effort):

@@ -1,9 +1,9 @@
 """Gates of the specification that are not in the other files, and closed forms that no threshold was chosen on."""
 
-import importlib.util
 import math
-from pathlib import Path
 
+import closed_forms as forms
+import more_closed_forms as more
 import numpy as np
 import pytest
 import torch
@@ -12,16 +12,6 @@ from torch.nn import functional as F
 
 import wideflat
 from wideflat.volume.walks import Effort, Walk
-
-
-def beside(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-forms, more = beside("closed_forms"), beside("more_closed_forms")
 
 
 def walked(energy, seed):

@@ -1,7 +1,6 @@
-import importlib.util
 import math
-from pathlib import Path
 
+import closed_forms as forms
 import numpy as np
 import pytest
 
@@ -9,10 +8,6 @@ from wideflat.volume import integration
 from wideflat.volume.gaussian_hmc import Trace
 from wideflat.volume.second_opinion import Opinion, more_points, outlying, worth_asking
 from wideflat.volume.walks import Effort, Walk
-
-spec = importlib.util.spec_from_file_location("closed_forms", Path(__file__).with_name("closed_forms.py"))
-forms = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(forms)
 
 
 def normal_points(count=4096, seed=0):

@@ -1,6 +1,5 @@
-import importlib.util
-from pathlib import Path
-
+import closed_forms as forms
+import naive_free_entropy as naive
 import numpy as np
 import pytest
 import torch
@@ -8,16 +7,6 @@ import torch
 from wideflat.volume import walks
 from wideflat.volume.temperatures import FORMER_ORDERS, Grid
 from wideflat.volume.walks import Effort, Walk
-
-
-def beside(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-forms, naive = beside("closed_forms"), beside("naive_free_entropy")
 
 
 def walked(energy, seed=0, **effort):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wideflat.checks import function
+from wideflat.checks.parameters import refuse_stale
 from wideflat.kernels.shards import anywhere, local
 
 __all__ = ["call_for_gradients", "call_idle", "refuse_gradients"]
@@ -74,6 +75,7 @@ def refuse_gradients(gradients: list[Tensor], params: list[Tensor]) -> None:
     """Refuse gradients that are not those of the parameters as they are, and sparse ones."""
     if any(g.shape != p.shape for g, p in zip(gradients, params, strict=True)):
         raise RuntimeError("a gradient has another shape than its parameter; call zero_grad() and backward()")
+    refuse_stale(gradients, params)
     if any(g.is_sparse for g in gradients):
         raise RuntimeError(
             "SAM does not support sparse gradients, whose norm torch does not compute; "

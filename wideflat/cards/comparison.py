@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from wideflat.cards.summary import with_bar
 from wideflat.energy.profile import LocalEnergy
 
 __all__ = ["Comparison", "compared"]
@@ -100,7 +101,7 @@ def _sentence(mean: dict[str, float], stderr: dict[str, float], a: LocalEnergy, 
         deviations = value / bar if bar > 0 else math.copysign(math.inf, value) if value else 0.0
         signs.add(0 if abs(deviations) < SEEN else int(math.copysign(1, value)))
         parts.append(
-            f"under {scale} noise its {metric} grows by {factor * abs(value):.3g} ± {factor * bar:.2g}{unit} "
+            f"under {scale} noise its {metric} grows by {with_bar(factor * abs(value), factor * bar)}{unit} "
             f"{'less' if value < 0 else 'more'} ({abs(deviations):.1f} standard errors)"
         )
     low, high = a.sigmas[a.sigmas > 0].min(), a.sigmas.max()
@@ -112,4 +113,5 @@ def _sentence(mean: dict[str, float], stderr: dict[str, float], a: LocalEnergy, 
         verdict = f"Sharper than {titles[1]}"
     else:
         verdict = f"Neither flatter nor sharper than {titles[1]}: the scales disagree"
-    return f"{verdict}: {' and '.join(parts)}, averaged over sigma = {low:g} to {high:g}."
+    where = f"averaged over sigma = {low:g} to {high:g}"
+    return f"{verdict}: {' and '.join(parts)}, {where}. The errors are those of the noise, on the same examples."

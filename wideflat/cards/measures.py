@@ -131,8 +131,8 @@ def _layers(subject: Subject, seed: int, _: float | None) -> dict[str, LocalEner
     options = {name: value for name, value in subject.options.items() if name != "parameters"}
     layers = _chosen_layers(subject)
     return layer_profiles(
-        subject.model, subject.few, [subject.effort.layer_sigma], layers, metric=subject.metric, seed=seed,
-        progress=False, max_passes=_passes(subject, len(layers)), **options,
+        subject.model, subject.many, [subject.effort.layer_sigma], layers, metric=subject.metric, seed=seed,
+        progress=False, max_passes=_short(subject, len(layers)), **options,
     )  # fmt: skip
 
 
@@ -145,6 +145,12 @@ def _passes(subject: Subject, shared_by: int = 1, of: str = "few") -> int:
         of: Which examples.
     """
     return max(2, min(MOST_PASSES, math.ceil(EVALUATIONS / (shared_by * subject.conventions[of]))))
+
+
+def _short(subject: Subject, shared_by: int = 1) -> int:
+    """Passes over many examples that evaluate as many as those over few."""
+    few, many = (subject.conventions[name] for name in ("few", "examples"))
+    return max(2, math.ceil(_passes(subject, shared_by) * few / many))
 
 
 def _chosen_layers(subject: Subject) -> list[str]:
@@ -189,10 +195,10 @@ def _spectrum(subject: Subject, seed: int, _: float | None) -> Spectrum:
 def _shift(subject: Subject, seed: int, _: float | None) -> dict[str, ShiftProfile]:
     options = {**subject.options, "parameters": _chosen_weights(subject)}
     shared: dict[str, Any] = {"metric": subject.metric, "seed": seed, "progress": False, **options}
-    shared["max_passes"] = _passes(subject)
+    shared["max_passes"] = _short(subject)
     return {
-        "quantize": shift_profile(subject.model, subject.few, quantize=subject.effort.bits, **shared),
-        "prune": shift_profile(subject.model, subject.few, prune=subject.effort.fractions, **shared),
+        "quantize": shift_profile(subject.model, subject.many, quantize=subject.effort.bits, **shared),
+        "prune": shift_profile(subject.model, subject.many, prune=subject.effort.fractions, **shared),
     }
 
 

@@ -76,8 +76,8 @@ def card(
         loss: What is differentiated: ``"loss"`` or a differentiable function of outputs and targets.
         batch_norm: ``"eval"``, the running statistics.
         parameters: Which parameters are perturbed; see :func:`wideflat.evaluation.selection.select_parameters`.
-        examples: How many examples the dear measures see (worst case, spectrum, slice, free entropy, layers, shifts);
-            the others see up to four times as many. Chosen by the cost of the network when left out.
+        examples: How many examples the dear measures see (worst case, spectrum, slice, free entropy); the others see up
+            to four times as many. Chosen by the cost of the network when left out.
         seed: Of everything random.
         progress: Show which measure is running and what is left.
         forward: See :func:`wideflat.local_energy`.

@@ -49,7 +49,7 @@ def _about(card: Card) -> str:
     c = card.conventions
     chosen = str(c.get("parameters", "all"))
     parts = [str(c.get("architecture", "")), f"of its parameters: {chosen}" if chosen != "all" else ""]
-    parts += [f"{c['examples']} examples" if "examples" in c else ""]
+    parts += [f"{c['examples']} examples, from the worst case on {c['few']} of them" if "few" in c else ""]
     parts += [_day(str(c.get("date", ""))), f"measured in {card.seconds:.0f} s"]
     return " · ".join(part for part in parts if part)
 
@@ -171,7 +171,8 @@ def _shift(page: Page, results: dict[str, Any]) -> None:
     page.table(
         ["change", f"growth of the {metric}", "sigma of equal length", "noise of that length", "against noise"],
         rows,
-        "weights rounded to the nearest (symmetric, one step a tensor), or the smallest set to zero",
+        "weights rounded to the nearest (symmetric, one step a tensor), or the smallest set to zero; the error "
+        "bar of a change is over examples, that of noise over noise",
     )
 
 

@@ -88,8 +88,8 @@ def headline(results: dict[str, Any]) -> str:
     if profile is not None:
         k = len(profile.sigmas) // 2
         metric = profile.conventions.get("metric", "error")
-        grown = growth(float(profile.mean[k]), float(profile.stderr[k]), metric)
-        parts.append(f"{grown} more under relative noise of sigma = {profile.sigmas[k]:g}")
+        grown = _more(float(profile.mean[k]), float(profile.stderr[k]), metric)
+        parts.append(f"{grown} under relative noise of sigma = {profile.sigmas[k]:g}")
     shifts: dict[str, ShiftProfile] | None = results.get("shift")
     if shifts is not None:
         parts.append(_bits(shifts["quantize"]))
@@ -101,8 +101,17 @@ def headline(results: dict[str, Any]) -> str:
 def _bits(found: ShiftProfile) -> str:
     """What rounding to 4 bits adds, or to what is nearest to that."""
     k = int(np.argmin(np.abs(found.positions - 4)))
-    grown = growth(float(found.mean[k]), float(found.stderr[k]), found.conventions.get("metric", "error"))
-    return f"{grown} more when rounded to {found.positions[k]:g} bits"
+    grown = _more(float(found.mean[k]), float(found.stderr[k]), found.conventions.get("metric", "error"))
+    return f"{grown} when rounded to {found.positions[k]:g} bits"
+
+
+def _more(value: float, stderr: float, metric: str) -> str:
+    """A growth as one says it.
+
+    >>> _more(0.1, 0.02, "error"), _more(-0.1, 0.02, "loss")
+    ('10.0 ± 2.0 points more', '0.100 ± 0.020 less')
+    """
+    return f"{growth(abs(value), stderr, metric)} {'less' if value < 0 else 'more'}"
 
 
 def lines_of(name: str, result: Any) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from wideflat.checks import shown
 
-__all__ = ["called"]
+__all__ = ["called", "takes"]
 
 
 def called(what: str, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
@@ -28,3 +29,15 @@ def called(what: str, function: Callable[..., Any], *inputs: Any, **named: Any) 
         name = getattr(function, "__name__", type(function).__name__)
         given = " and ".join([*map(shown, inputs), *(f"{key}={shown(value)}" for key, value in named.items())])
         raise kind(f"{what} ({name}) fails on {given}: {error}") from error
+
+
+def takes(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of what a function of the user's takes; none of one that does not say, as some of Python's own.
+
+    >>> sorted(takes(lambda num_classes, image_size=32: None)), sorted(takes(int))
+    (['image_size', 'num_classes'], [])
+    """
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wideflat.checks import a_kind, choice, elements, flag, function, instance, network, number, shown
+from wideflat.checks import MOST_NUMBERS, a_kind, choice, elements, flag, function, instance, network, number, shown
 from wideflat.checks.options import device
 from wideflat.checks.records import dense, location
 
@@ -112,7 +112,7 @@ def _kind(word: str, door: Callable[..., Any]) -> Callable[[str, Any], Any] | No
     if word.startswith("Literal["):
         return functools.partial(_one_of, re.findall(r'"([^"]*)"|\'([^\']*)\'', word))
     plain, _, inside = word.partition("[")
-    if plain in ("Sequence", "Iterable", "list", "tuple"):
+    if plain in ("Sequence", "Iterable", "Collection", "list", "tuple"):
         inner = _kind(inside.removesuffix("]").removesuffix(", ..."), door)
         return functools.partial(_a_sequence, tuple if plain == "tuple" else list, inner)
     if plain in _KINDS:
@@ -168,10 +168,12 @@ def _a_tensor(name: str, value: Any) -> Tensor:
 
 def _a_sequence(kind: type, inner: Callable[[str, Any], Any] | None, name: str, value: Any) -> Any:
     """Something to go through, of which each is asked; tensors, arrays and ranges stay what they are."""
-    plain = isinstance(value, range) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim)
+    short_range = isinstance(value, range) and value == value[:MOST_NUMBERS]
+    plain = short_range or (isinstance(value, (Tensor, np.ndarray)) and value.ndim)
     if plain and kind is list and inner in (None, number, _an_integer):
         return value
-    values = list(value) if inner is _a_text and isinstance(value, str) else elements(name, value, "a sequence")
+    letters_or_names = inner is _a_text and isinstance(value, (str, dict, set, frozenset))
+    values = list(value) if letters_or_names else elements(name, value, "a sequence")
     return kind(values if inner is None else [inner(f"an entry of {name}", each) for each in values])
 
 

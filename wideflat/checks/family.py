@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from wideflat.checks import LARGEST, flag, number, shown, whole
 
-__all__ = ["check_cycle", "check_entropy_sgd", "phase_of", "refuse_differentiable", "warn_of_adam"]
+__all__ = [
+    "check_cycle",
+    "check_entropy_sgd",
+    "check_numbers_of_torch",
+    "explained",
+    "phase_of",
+    "refuse_differentiable",
+    "warn_of_adam",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_cycle(settings: dict[str, Any]) -> None:
@@ -26,6 +38,37 @@ def check_cycle(settings: dict[str, Any]) -> None:
             whole(name, counter)
     if not isinstance(settings["seed"], int):
         raise ValueError(f"seed must be a whole number, got {shown(settings['seed'])}")
+
+
+def check_numbers_of_torch(inner: Optimizer) -> None:
+    """Refuse a setting of torch's that is no number: asked where a step of it has failed, in torch's own words.
+
+    >>> import torch
+    >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    >>> sgd.param_groups[0]["weight_decay"] = torch.ones(2)
+    >>> check_numbers_of_torch(sgd)
+    Traceback (most recent call last):
+    ...
+    TypeError: weight_decay must be a finite number, got a tensor of shape (2,)
+    """
+    for group in inner.param_groups:
+        for name in ("lr", "weight_decay", "momentum", "dampening", "eps"):
+            if group.get(name) is not None:
+                number(name, group[name])
+
+
+def explained(method: F) -> F:
+    """A method of an optimizer; where it fails, a setting that was changed to what it cannot be is said so instead."""
+
+    @functools.wraps(method)
+    def tried(self: Any, *given: Any, **named: Any) -> Any:
+        try:
+            return method(self, *given, **named)
+        except Exception:
+            self._check_settings()
+            raise
+
+    return tried  # type: ignore[return-value]
 
 
 def phase_of(groups: list[dict[str, Any]]) -> tuple[int, int]:

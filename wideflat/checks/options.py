@@ -120,7 +120,9 @@ def param_group(value: Any) -> dict[str, Any]:
     if "params" not in value:
         raise ValueError(f"a param group must be a dictionary with params, got {shown(value)}")
     params = bounded(value["params"])
-    for entry in params if isinstance(params, list) else ():
+    if isinstance(params, Mapping) or not isinstance(params, Iterable):
+        raise TypeError(f"params must be a tensor, or a sequence of tensors, got {shown(params)}")
+    for entry in params if isinstance(params, (list, tuple)) else ():
         if isinstance(entry, tuple) and len(entry) != 2:
             raise TypeError(f"params must be tensors, or pairs of a name and a tensor, got {shown(entry)}")
     return value if params is value["params"] else {**value, "params": params}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["check_parameter", "check_parameters", "refuse_shared_memory"]
+__all__ = ["check_parameter", "check_parameters", "refuse_shared_memory", "refuse_stale"]
 
 
 def check_parameters(params: Iterable[Tensor], groups: Iterable[dict[str, Any]] = ()) -> None:
@@ -95,3 +95,19 @@ def check_parameter(p: Tensor) -> None:
             f"complex parameters are not supported (one of shape {tuple(p.shape)}); store the real and imaginary "
             "parts, see torch.view_as_real"
         )
+
+
+def refuse_stale(gradients: Iterable[Tensor], params: Iterable[Tensor]) -> None:
+    """Refuse gradients of parameters that were given another type since, as `double()` does: they cannot be put back.
+
+    >>> refuse_stale([torch.zeros(1)], [torch.zeros(1).double()])
+    Traceback (most recent call last):
+    ...
+    RuntimeError: a gradient of torch.float32 is that of a parameter which has become torch.float64 since; call ...
+    """
+    for g, p in zip(gradients, params, strict=True):
+        if g.dtype != p.dtype and getattr(p, "grad_dtype", p.dtype) not in (None, g.dtype):
+            raise RuntimeError(
+                f"a gradient of {g.dtype} is that of a parameter which has become {p.dtype} since; "
+                "call zero_grad() and backward()"
+            )

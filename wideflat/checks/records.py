@@ -238,6 +238,8 @@ def of_shape(name: str, value: Any, p: Tensor) -> Tensor:
     ...
     ValueError: sharpness must have the shape (2,) of its parameter, got 3; the state is that of another network
     """
+    if not isinstance(p, Tensor):  # the number of one, under which torch's loader leaves what it cannot place
+        raise ValueError(f"{name} is there of a parameter that the optimizer does not have: {shown(p)}")
     plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
     if not plain or value.shape != p.shape:
         raise ValueError(

@@ -29,8 +29,8 @@ class Command:
     PATH is a run of `wideflat train`, or any checkpoint (.safetensors, or what torch.save wrote of a state_dict)
     together with --build, a function of yours that returns the model and its training data: (model, data), data being
     (inputs, targets), a data set or a DataLoader without random augmentation. A page (.html, needs nothing but itself)
-    and a file of numbers (.json) are written. Ctrl-C keeps what was measured. A measure that the network does not allow
-    is left out with its reason.
+    and a file of numbers (.json) are written. Ctrl-C or SIGTERM: the same, of what was measured until then. A measure
+    that the network does not allow is left out with its reason.
 
     Examples:
       wideflat card runs/cifar10-smallconvnet-sgd-seed0
@@ -68,7 +68,7 @@ class Command:
     """Print the numbers as JSON instead of the text."""
 
     def run(self) -> int:
-        """Measure, write, print; 1 if a comparison is refused, 130 after Ctrl-C."""
+        """Measure, write, print; 1 if a comparison is refused, 130 after Ctrl-C or SIGTERM."""
         other = None if self.against is None else Card.load(self.against)  # a missing file is found before the work
         if self.out is not None and self.out.suffix.lower() != ".html":
             raise UsageError(f"--out must be a page, NAME.html, got {self.out}")
@@ -84,11 +84,12 @@ class Command:
             found = card(model, data, **{**settings, **options})
         except Interrupted as interrupted:
             found, code = interrupted.card, 130
-            print("wideflat: interrupted; this is what was measured until then", file=sys.stderr)
+            missing = ", ".join(found.refused)
+            print(f"wideflat: interrupted; what was measured until then is written, without {missing}", file=sys.stderr)
         if other is not None and not compare_with(found, other):
             code = code or 1
+        found.save(out.with_suffix(".json"))  # at once: a page takes seconds to draw, and may be interrupted too
         found.save(out)
-        found.save(out.with_suffix(".json"))
         if self.json:
             answer(found.to_dict())
         else:

@@ -16,7 +16,6 @@ from wideflat.commands import UsageError, usage
 from wideflat.commands.answers import answer
 from wideflat.data import dress_coat
 from wideflat.experiments.statistics import mean_and_spread
-from wideflat.interruption import terminated_like_interrupted
 from wideflat.training.runs import Run
 
 __all__ = ["train_committee"]
@@ -67,17 +66,16 @@ def train_committee(
             run.record_environment()
             training = dress_coat.load(patterns, draw, seed)
             try:
-                with terminated_like_interrupted():
-                    solutions = committee.train(
-                        setting if changed else name,
-                        training.inputs,
-                        training.targets,
-                        seeds,
-                        test_inputs=training.test_inputs,
-                        test_targets=training.test_targets,
-                        checkpoint=run.path / "checkpoint.npz",
-                        source=training.source,
-                    )
+                solutions = committee.train(
+                    setting if changed else name,
+                    training.inputs,
+                    training.targets,
+                    seeds,
+                    test_inputs=training.test_inputs,
+                    test_targets=training.test_targets,
+                    checkpoint=run.path / "checkpoint.npz",
+                    source=training.source,
+                )
             except committee.Interrupted as interruption:
                 print(f"wideflat: {interruption}; start the same command again to go on", file=sys.stderr)
                 return 130

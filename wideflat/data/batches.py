@@ -92,8 +92,7 @@ class Batches:
     @asks
     def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
         """Images and targets of one batch of an epoch."""
-        if not 0 <= position < len(self):
-            raise IndexError(f"batch must lie in 0 to {len(self) - 1}, got {position}")
+        whole("position", position, 0, len(self) - 1)
         start = position * self.batch_size
         if self.shuffle:
             index = self._shuffled(epoch)[start : start + self.batch_size]

@@ -237,6 +237,8 @@ def _split(images: np.ndarray, labels: np.ndarray, where: str) -> ImageSplit:
 
 def _items(data: Any) -> Iterable[Any]:
     """Of a data set with a length by index, of anything else in its order."""
+    if isinstance(data, Mapping):
+        raise TypeError(f"a data set must give (image, label) by number or one after the other, got {shown(data)}")
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return (data[k] for k in range(length_of("a data set", data) or 0))
     return ending("a data set", data)

@@ -27,7 +27,7 @@ import torch
 from wideflat.data.folders import cache_folder
 from wideflat.data.images import ImageData, ImageSplit, channel_statistics
 from wideflat.data.published import DataError, FileReport, PublishedFile, refuse
-from wideflat.files import atomic_write, hold
+from wideflat.files import hold, write_json
 from wideflat.progress import Progress
 
 __all__ = ["TINY_IMAGENET", "TinyImageNet"]
@@ -287,8 +287,7 @@ class TinyImageNet:
                         images[start + k] = pixels
                     images.flush()
                     journal[split].append(_digest(images[start : start + len(names)]))
-                    with atomic_write(journal_file) as file:
-                        json.dump(journal, file)
+                    write_json(journal_file, journal)
                     progress.advance(len(names))
                 index[f"{split}_chunks"] = journal[split]
                 index[f"{split}_targets"] = [target for _, target in files]
@@ -297,8 +296,7 @@ class TinyImageNet:
                     index["mean"], index["std"] = channel_statistics(torch.from_numpy(images).permute(0, 3, 1, 2))
                 del images
                 os.replace(part, cache / f"{split}.npy")
-        with atomic_write(cache / "index.json") as file:
-            json.dump(index, file)
+        write_json(cache / "index.json", index)
         journal_file.unlink(missing_ok=True)
         return index
 

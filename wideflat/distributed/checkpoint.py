@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_st
 from torch.optim import Optimizer
 
 from wideflat.distributed.mesh import MeshReplicas
-from wideflat.files import DamagedState, atomic_write, sha256
+from wideflat.files import DamagedState, sha256, write_json
 
 if TYPE_CHECKING:
     from wideflat.replicas import ReplicaCoupling
@@ -59,13 +59,11 @@ def save_replicas(
     tensors, plain = _state(model, optimizer, coupling, extra)
     keys = {f"replica{group.index}.{name}": value for name, value in tensors.items()}
     dcp.save(keys, storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
-    with atomic_write(part / f"replica{group.index}.rank{dist.get_rank()}.json") as file:
-        json.dump(plain, file)
+    write_json(part / f"replica{group.index}.rank{dist.get_rank()}.json", plain)
     dist.barrier()
     if first:
         files = {file.name: sha256(file) for file in sorted(part.iterdir())}
-        with atomic_write(part / "manifest.json") as file:
-            json.dump({"num_replicas": group.num_replicas, "files": files}, file, indent=1)
+        write_json(part / "manifest.json", {"num_replicas": group.num_replicas, "files": files})
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if path.exists():

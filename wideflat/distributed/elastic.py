@@ -41,6 +41,7 @@ import os
 import socket
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -75,6 +76,8 @@ __all__ = ["ElasticReplicas", "OutOfStep", "start_lighthouse"]
 
 #: How often the lighthouse is asked again within ``patience`` when it does not answer.
 RETRIES = 20
+#: How many of the last exchanges are remembered with the seconds that they took: all of them would fill the memory.
+WAITS = 1000
 
 _logger = logging.getLogger(__name__)
 
@@ -124,7 +127,7 @@ class ElasticReplicas:
     Attributes:
         exchanges: How many there were so far.
         alive: The indices of the replicas in the last one.
-        waits: Seconds that each took.
+        waits: Seconds that each of the last 1,000 took.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class ElasticReplicas:
         self.index, self.num_replicas = index, num_replicas
         self.start_from, self.start_timeout, self.patience, self.say = start_from, start_timeout, patience, say
         self.alive: list[int] = []
-        self.waits: list[float] = []
+        self.waits: deque[float] = deque(maxlen=WAITS)
         self._state_dict, self._load_state_dict = state_dict, load_state_dict
         self._weights = [local(p).detach() for p in self.model.parameters() if p.requires_grad]
         self._buckets = FlatBuckets(self._weights)

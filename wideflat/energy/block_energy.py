@@ -98,7 +98,7 @@ class BlockEnergy:
         names = plan.names
         if self.example is not None:
             names = self.example.shared_names()
-        else:
+        elif not (plan.behaviour.random or plan.behaviour.carries):  # a trace would keep what one call drew or found
             evaluation.fold(cloned(evaluation.load(plan.first.batch)))
         network = evaluation.module.network if isinstance(evaluation.module, FoldedNetwork) else evaluation.model
         if names:

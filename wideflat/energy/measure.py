@@ -40,7 +40,7 @@ from wideflat.energy.block_energy import BlockEnergy, Pending
 from wideflat.energy.profile import Interrupted, LocalEnergy
 from wideflat.energy.ranks import gathered, rank, world_size
 from wideflat.energy.request import SIGMAS, BatchNorm, Noise, Plan, Request, plan
-from wideflat.energy.self_check import fast_path_differs
+from wideflat.energy.self_check import Steady, fast_path_differs
 from wideflat.energy.stopping import StoppingRule
 from wideflat.energy.stratified import Estimate, stratified
 from wideflat.evaluation.blocks import Block
@@ -198,12 +198,16 @@ class _Loop:
 
     def run(self, bar: Progress) -> None:
         """Evaluate until every sigma has its error bar, or the passes are used up."""
-        with unwritten(self.plan.request.model), self.plan.evaluation.prepared():
+        plan = self.plan
+        with unwritten(plan.request.model), plan.evaluation.prepared(), plan.carried.afterwards():
+            steady = Steady(self.energy)
             self.energy.prepare()
             if any(gathered(fast_path_differs(self.energy))):
                 self.energy.take_plain_path()
+            steady.check()
             with self.energy:
                 self._passes(bar)
+            steady.check()
 
     def _passes(self, bar: Progress) -> None:
         number = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from wideflat.checks.records import array, parts_of, reading, share
 from wideflat.energy.certificate import certified_accuracy, lengths_of
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Difference", "Interrupted", "LocalEnergy", "architecture", "check_sigmas", "conventions"]
@@ -292,9 +291,7 @@ class LocalEnergy(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON, whole or not at all."""
-        with atomic_write(path) as file:
-            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
-            file.write("\n")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LocalEnergy:

@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from torch import nn
@@ -20,8 +21,10 @@ from wideflat.checks import choice, flag, function, number, whole
 from wideflat.energy.profile import architecture, check_sigmas, conventions
 from wideflat.energy.ranks import gathered
 from wideflat.evaluation.blocks import Block, Blocks, cloned, truncated
+from wideflat.evaluation.carried import Carried
 from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
 from wideflat.evaluation.probe import Behaviour, observe
+from wideflat.evaluation.registered import require_same
 from wideflat.evaluation.selection import Selection, select_parameters
 from wideflat.noise.example_noise import ExampleNoise
 from wideflat.noise.scales import Scale, Scales
@@ -126,6 +129,7 @@ class Plan:
         passes: Most passes over the data; with ``antithetic`` those there and back count once.
         example: The noise of each example, with what each parameter is used for.
         notes: What the reader of the result should know about how it came about.
+        carried: What the network held before the first call.
     """
 
     request: Request
@@ -141,6 +145,7 @@ class Plan:
     passes: float
     example: ExampleNoise | None
     notes: list[str]
+    carried: Carried
 
     def conventions(self, examples: int, block_size: int) -> dict[str, Any]:
         """What the profile depends on."""
@@ -191,9 +196,14 @@ def plan(request: Request, careful: str = "") -> Plan:
     scales = Scales(request.model, names, request.scale)
     notes = [careful] if careful else []
     batch_size = request.batch_size
-    with unwritten(request.model), evaluation.prepared():
+    carried = Carried(request.model)
+    with unwritten(request.model), evaluation.prepared(), carried.afterwards():
+        weights = dict(request.model.named_parameters())
         blocks, first, behaviour = _look(request, evaluation)
+        require_same(weights, request.model)
         behaviour = _agreed(behaviour, bool(careful))
+        if behaviour.carries:
+            evaluation.reset = partial(carried.restore, behaviour.carries)
         noise, example = request.noise, None
         if noise == "example" or (noise == "auto" and not careful):
             noise, example = _noise_of_examples(request, evaluation, first, behaviour, scales)
@@ -210,7 +220,20 @@ def plan(request: Request, careful: str = "") -> Plan:
             blocks = Blocks(request.data, batch_size or LOOK, request.seed, request.augment, in_order=together)
     passes = _passes(request, noise, blocks)
     return Plan(
-        request, evaluation, names, words, scales, blocks, first, behaviour, noise, batch_size, passes, example, notes
+        request,
+        evaluation,
+        names,
+        words,
+        scales,
+        blocks,
+        first,
+        behaviour,
+        noise,
+        batch_size,
+        passes,
+        example,
+        notes,
+        carried,
     )
 
 
@@ -244,6 +267,7 @@ def _agreed(behaviour: Behaviour, copies: bool) -> Behaviour:
         behaviour,
         writes=copies or any(found.writes for found in everywhere),
         random=any(found.random for found in everywhere),
+        carries=tuple(dict.fromkeys(place for found in everywhere for place in found.carries)),
         examples=worst,  # type: ignore[arg-type]
     )
 
@@ -259,6 +283,9 @@ def _notes(behaviour: Behaviour, evaluation: Evaluation, copies: bool) -> list[s
         notes.append("the network writes into its input: every evaluation had a copy")
     if behaviour.random:
         notes.append("the network draws random numbers in eval mode: they are part of the average")
+    if behaviour.carries:
+        few = ", ".join(behaviour.carries[:3]) + (", ..." if len(behaviour.carries) > 3 else "")
+        notes.append(f"the network keeps something from call to call ({few}): each evaluation began as the first did")
     if _matters_together(behaviour, evaluation):
         notes.append("the examples of a batch influence each other: the answer is that for batches of this size")
     return notes

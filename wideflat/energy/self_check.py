@@ -17,13 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.energy.block_energy import BlockEnergy, generator_of
+from wideflat.energy.ranks import gathered
 from wideflat.evaluation.agreement import SLACK, agree
 from wideflat.evaluation.blocks import chosen, cloned, seed_everything
-from wideflat.evaluation.probe import company, comparable, of_examples
+from wideflat.evaluation.carried import Carried
+from wideflat.evaluation.probe import CHANGING, company, comparable, of_examples
+from wideflat.evaluation.registered import require_same
+from wideflat.noise.shared_noise import unwritten
 from wideflat.noise.versions import Versions
 from wideflat.seeds import derive_seed
 
-__all__ = ["fast_path_differs"]
+__all__ = ["Steady", "fast_path_differs"]
 
 #: Examples that are evaluated for the check; all of a block where they influence each other.
 FEW = 8
@@ -79,6 +83,38 @@ def _crowd(energy: BlockEnergy, size: int) -> tuple[int, int]:
     tiles = energy.tiles(energy.plan.passes)
     copies = max(1, min((energy.plan.batch_size or size) * tiles, CROWD) // size)
     return copies, copies if tiles > 1 else 1
+
+
+class Steady:
+    """Whether the network at its weights is what it was, however often it was evaluated at others meanwhile.
+
+    What it holds is put back before every comparison; a cache out of sight (in a closure, in a function) is not.
+
+    Args:
+        energy: What is measured, before it is.
+    """
+
+    def __init__(self, energy: BlockEnergy) -> None:
+        self._energy = energy
+        self._weights = dict(energy.plan.request.model.named_parameters())
+        self._batch, self._size = _examples(energy)
+        with unwritten(energy.plan.request.model):
+            self._outputs = cloned(_plain(energy, self._batch, self._size))
+        self._carried = Carried(energy.plan.request.model)
+
+    def check(self) -> None:
+        """Compare.
+
+        Raises:
+            ValueError: On all ranks, if one of them sees another network.
+        """
+        model = self._energy.plan.request.model
+        require_same(self._weights, model)
+        self._carried.restore()
+        with unwritten(model), self._carried.afterwards():
+            same = agree(_plain(self._energy, self._batch, self._size), self._outputs, slack=SLACK)
+        if not all(gathered(same)):
+            raise ValueError(CHANGING.format(type(model).__name__, "has been evaluated at other weights"))
 
 
 class _InPlace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from wideflat.energy.ranks import rank
 from wideflat.evaluation.evaluation import Evaluation
 from wideflat.evaluation.remembered import remembered
 from wideflat.evaluation.selection import layers_of
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.noise.scales import NothingMoves
 from wideflat.seeds import as_seed
 
@@ -138,9 +137,7 @@ class LocalEnergyTrace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all profiles as JSON, whole or not at all."""
         content = {"format": 1, "profiles": {str(step): profile.to_dict() for step, profile in self.profiles.items()}}
-        with atomic_write(path) as file:
-            json.dump(content, file, indent=1, allow_nan=False)
-            file.write("\n")
+        write_json(path, content)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> dict[int, LocalEnergy]:

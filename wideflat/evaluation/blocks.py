@@ -346,6 +346,13 @@ def random_state(device: torch.device) -> tuple[Any, ...]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate(), device, own  # noqa: NPY002
 
 
+def moved(a: tuple[Any, ...], b: tuple[Any, ...]) -> list[bool]:
+    """Which of the random states are others in ``b``: numbers have been drawn, or a seed was set."""
+    numpy = a[1][2:] != b[1][2:] or not np.array_equal(a[1][1], b[1][1])
+    own = a[4] is not None and not torch.equal(a[4], b[4])
+    return [not torch.equal(a[0], b[0]), numpy, a[2] != b[2], own]
+
+
 def restore_random_state(state: tuple[Any, ...]) -> None:
     """Random states as they were."""
     torch.set_rng_state(state[0])

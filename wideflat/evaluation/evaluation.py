@@ -65,6 +65,7 @@ class Evaluation:
         metric: The function of outputs and targets.
         metric_name: Its name.
         counted: Examples of the batch that was scored last that have a target that counts: all, but for targets -100.
+        reset: Called before every evaluation, for networks that carry something from call to call.
     """
 
     def __init__(self, model: nn.Module, metric: Metric, batch_norm: str, forward: Forward | None) -> None:
@@ -82,6 +83,7 @@ class Evaluation:
         self.metric: Callable[[Any, Any], Any] = metric if callable(metric) else _METRICS[metric]()
         self.metric_name = metric if isinstance(metric, str) else getattr(metric, "__qualname__", type(metric).__name__)
         self.counted = 0
+        self.reset: Callable[[], None] | None = None
         self._alignment = LabelAlignment()
         self._without_labels = False
         self.forward = forward
@@ -207,6 +209,8 @@ class Evaluation:
             NotCompiled: With what to do instead.
         """
         torch.clear_autocast_cache()
+        if self.reset is not None:
+            self.reset()
         try:
             return self._form.answer(self._outputs, batch, self._over_inputs)
         except RuntimeError as error:

@@ -11,7 +11,7 @@ same batch is tried again, to tell random numbers, labels and examples that infl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,15 +20,22 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from wideflat.evaluation.agreement import agree, disagree, tensors
-from wideflat.evaluation.blocks import Block, chosen, cloned, seed_everything
+from wideflat.evaluation.blocks import Block, chosen, cloned, moved, random_state, seed_everything
+from wideflat.evaluation.carried import Carried
 from wideflat.evaluation.evaluation import Evaluation
 from wideflat.evaluation.metrics import NamedMetric
 from wideflat.seeds import derive_seed
 
 #: Examples that are tried by themselves.
 ALONE = 4
+#: Of a network that cannot be measured, with when its outputs change.
+CHANGING = (
+    "{} gives other outputs for the same batch and weights when it {}, also from the same random state: it keeps "
+    "something from call to call (a cache, a running mean, a hidden state, a counter). Reset it at the start of "
+    "forward, or measure a network that does not"
+)
 
-__all__ = ["Behaviour", "company", "comparable", "depends_on_company", "observe", "of_examples"]
+__all__ = ["CHANGING", "Behaviour", "company", "comparable", "depends_on_company", "observe", "of_examples"]
 
 
 @dataclass
@@ -41,12 +48,14 @@ class Behaviour:
         examples: ``"independent"``; ``"mixed"`` where the output of an example depends on the others of its batch;
             ``"unknown"`` where a batch of one example, or randomness, does not tell.
         per_example: The metric gives one number for each example, not one for the batch.
+        carries: Names of what changes from call to call (:class:`~wideflat.evaluation.carried.Carried`).
     """
 
     writes: bool
     random: bool
     examples: Literal["independent", "mixed", "unknown"]
     per_example: bool
+    carries: tuple[str, ...] = ()
 
 
 def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
@@ -56,14 +65,20 @@ def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
         ValueError: For a network whose outputs change from call to call for another reason than random numbers.
     """
     batch = evaluation.load(block.batch)
+    states: list[tuple[Any, ...]] = []
 
     def run(part: Any, number: int = 0) -> tuple[Any, Any]:
         seed_everything(derive_seed(seed, "probe", number))
-        return evaluation.outputs(part)
+        states.append(random_state(evaluation.device))
+        try:
+            return evaluation.outputs(part)
+        finally:
+            states.append(random_state(evaluation.device))
 
     copy = cloned(batch)
     outputs, targets = cloned(run(copy))  # the network may answer in the same memory again
     writes = not _same(copy, batch)
+    carried = Carried(evaluation.model)  # what only the first call makes is there by now
     per_example = evaluation.score(outputs, targets, block.size).dim() == 1
     shown = comparable(evaluation, (outputs, targets), block.size)
     with evaluation.trying_without_labels(batch) as trial:  # one evaluation tells all of it where nothing is odd
@@ -72,16 +87,28 @@ def observe(evaluation: Evaluation, block: Block, seed: int) -> Behaviour:
         else:
             trial.succeeded = agree(comparable(evaluation, run(cloned(batch), 1), block.size), shown)
     random = not trial.succeeded and not agree(comparable(evaluation, run(cloned(batch), 1), block.size), shown)
-    if random and not agree(comparable(evaluation, run(cloned(batch)), block.size), shown):
+    for _ in range(0 if trial.succeeded else 2):  # twice in a row: some change with every other call
+        if not agree(comparable(evaluation, run(cloned(batch)), block.size), shown):
+            raise ValueError(CHANGING.format(type(evaluation.model).__name__, "is called again"))
+    if places := carried.drawn():
         raise ValueError(
-            f"{type(evaluation.model).__name__} gives other outputs for the same batch and weights when it is called "
-            "again, also from the same random state: it keeps something from call to call (a running mean, a hidden "
-            "state, a counter). Reset it at the start of forward, or measure a network that does not"
+            f"{type(evaluation.model).__name__} draws random numbers from a generator of its own ({places[0]}), which "
+            "cannot be seeded with the others: let it draw from torch's own (no generator=), or measure it without"
         )
+    random = random or _draws(states)
     examples: Literal["independent", "mixed", "unknown"] = "unknown"
     if block.size > 1 and not random:
         examples = _independent(evaluation, run, batch, block.size, (outputs, targets), not trial.succeeded)
-    return Behaviour(writes, random, examples, per_example)
+    return Behaviour(writes, random, examples, per_example, tuple(carried.changed()))
+
+
+def _draws(states: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether random numbers were drawn, seldom though they may matter, from the states before and after two calls.
+
+    A network that sets a seed of its own in every call leaves the same state behind, whatever the state before was.
+    """
+    before, after, _, last = states[:4]
+    return any(drawn and differs for drawn, differs in zip(moved(before, after), moved(after, last), strict=True))
 
 
 def comparable(evaluation: Evaluation, result: tuple[Any, Any], size: int) -> Any:

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from wideflat.checks import warn_user
 
-__all__ = ["hidden_weights", "require_values", "warn_of_hidden_weights"]
+__all__ = ["hidden_weights", "require_same", "require_values", "warn_of_hidden_weights"]
 
 #: Where modules keep what they know.
 _KNOWN = ("_parameters", "_modules", "_buffers")
@@ -61,6 +61,26 @@ def warn_of_hidden_weights(model: nn.Module) -> None:
             f"{type(model).__name__} has weights that are not among its parameters ({few}): they stay where they are, "
             "and the result is that of the others alone. Put modules into nn.ModuleList or nn.ModuleDict and "
             "parameters into nn.ParameterList, and measure quantised layers before they are quantised"
+        )
+
+
+def require_same(before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+    """Refuse a network that has other parameters than before it was called: noise would move those it no longer uses.
+
+    >>> model = nn.Linear(2, 2)
+    >>> before = dict(model.named_parameters())
+    >>> model.weight = nn.Parameter(model.weight * 2)
+    >>> require_same(before, model)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: Linear makes, renames or replaces parameters (weight) when it is called...
+    """
+    now = dict(model.named_parameters())
+    others = [name for name in {**before, **now} if before.get(name) is not now.get(name)]
+    if others:
+        raise ValueError(
+            f"{type(model).__name__} makes, renames or replaces parameters ({', '.join(others[:3])}) when it is "
+            "called: noise would move those that it no longer uses. Call it on a batch before it is measured; where it "
+            "does that in every call, let it write into its parameters (parameter.data.copy_(...)) instead"
         )
 
 

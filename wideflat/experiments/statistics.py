@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from wideflat.checks import number as checked_number
+from wideflat.checks import whole
+from wideflat.checks.options import value_of
+from wideflat.checks.records import array
 from wideflat.experiments.table import Table
 from wideflat.presets import Preset
 
@@ -174,6 +178,9 @@ class Correlation:
             >>> f"{Correlation.of(0.90, 12).p:.0e}, {Correlation.of(0.90, 14).p:.0e}"
             '7e-05, 1e-05'
         """
+        r, n = value_of("r", r), whole("n", n)
+        if not abs(r) <= 1 and not math.isnan(r):
+            raise ValueError(f"r must lie in -1 to 1, got {r:g}")
         if n < 3 or math.isnan(r):
             return cls(r, math.nan, n, ranks)
         if abs(r) == 1:
@@ -189,6 +196,7 @@ class Correlation:
             >>> [round(bound, 2) for bound in Correlation.of(0.90, 14).interval()]
             [0.71, 0.97]
         """
+        confidence = checked_number("confidence", confidence, 0, 1)
         if self.n < 4 or math.isnan(self.r):
             return -1.0, 1.0
         if abs(self.r) == 1:
@@ -254,7 +262,7 @@ def partial(
         >>> round(pearson(z + e, z + f).r, 2), round(abs(partial(z + e, z + f, z).r), 2)
         (0.84, 0.0)
     """
-    points = np.stack([np.asarray(values, dtype=float) for values in (x, y, *given)])
+    points = np.stack([array("the values of a quantity", values) for values in (x, y, *given)])
     points = points[:, np.isfinite(points).all(axis=0)]
     count = points.shape[1]
     if not count:
@@ -269,7 +277,7 @@ def partial(
 
 def _whole_points(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The points of which both quantities are there."""
-    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    a, b = array("x", x), array("y", y)
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(f"x and y must be two sequences of the same length, got shapes {a.shape} and {b.shape}")
     whole = np.isfinite(a) & np.isfinite(b)

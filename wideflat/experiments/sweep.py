@@ -30,6 +30,7 @@ from typing import Any
 
 from wideflat.experiments.engines import END_WITH_SWEEP, Engine, Job, Processes, Slurm, cores
 from wideflat.files import hold
+from wideflat.interruption import terminated_like_interrupted
 from wideflat.progress import Progress
 
 __all__ = ["FolderInUse", "Outcome", "Task", "sweep"]
@@ -182,7 +183,7 @@ def sweep(
     if not queue:
         return list(outcomes.values())
     bar = Progress(title, len(tasks), progress, before=len(tasks) - len(queue))
-    with _journal(folder) as write, _sigterm_as_ctrl_c(), bar:
+    with _journal(folder) as write, terminated_like_interrupted(), bar:
         workers = min(workers or (cores() if engine == "local" else len(queue)), len(queue))
         runs_on: Engine = Processes(workers, environments)
         if engine == "slurm":
@@ -350,19 +351,6 @@ def _journal(folder: Path) -> Iterator[Callable[..., None]]:
             file.flush()
 
         yield write
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """What Slurm, systemd or kill send lets the tasks save and stop, too."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---------------------------------------------------------------------------------------- python -m ... module:function

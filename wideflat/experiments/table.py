@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wideflat.files import atomic_write, read_json, read_whole
+from wideflat.files import atomic_write, read_json, read_whole, write_json
 
 __all__ = ["Table"]
 
@@ -74,9 +73,7 @@ class Table:
     def save(self, path: str | PathLike[str]) -> None:
         """Write ``path`` (CSV) and the provenance beside it (same name, ``.json``), each whole or not at all."""
         path = Path(path)
-        with atomic_write(path.with_suffix(".json")) as file:
-            json.dump(self.provenance, file, indent=1)
-            file.write("\n")
+        write_json(path.with_suffix(".json"), self.provenance)
         with atomic_write(path) as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(self.columns)

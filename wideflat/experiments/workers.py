@@ -23,7 +23,7 @@ from wideflat.data import DataError
 from wideflat.experiments import item as find_item
 from wideflat.experiments.engines import cores
 from wideflat.experiments.sweep import FolderInUse, Outcome, Task, sweep
-from wideflat.files import atomic_write
+from wideflat.files import write_json
 from wideflat.progress import Progress
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ def work(item: str, folder: str, quick: bool, options: dict[str, Any], name: str
         raise FileNotFoundError(str(error)) from error  # it would be the same the next time
     finally:
         Path(status).unlink(missing_ok=True)
-    with atomic_write(Path(answer)) as file:
-        json.dump(dataclasses.asdict(said), file)
+    write_json(answer, dataclasses.asdict(said))
 
 
 def slurm_parameters(options: Sequence[str]) -> dict[str, Any]:

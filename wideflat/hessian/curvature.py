@@ -15,7 +15,6 @@ standard error over probes. Both need only products of the Hessian with vectors,
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from wideflat.energy.opening import opened
 from wideflat.energy.profile import LocalEnergy, check_sigmas
 from wideflat.evaluation.evaluation import Forward, Metric
 from wideflat.evaluation.selection import Selection
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.hessian.lanczos import lanczos
 from wideflat.hessian.products import Hessian
 from wideflat.noise.scales import Scale, Scales
@@ -75,9 +74,7 @@ class Curvature(Result):
         """Write as JSON, whole or not at all."""
         content = asdict(self)
         content["eigenvalues"], content["residuals"] = self.eigenvalues.tolist(), self.residuals.tolist()
-        with atomic_write(path) as file:
-            json.dump({"format": 1, **content}, file, indent=1)
-            file.write("\n")
+        write_json(path, {"format": 1, **content})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Curvature:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from wideflat.checks import function as checked_function
 from wideflat.checks import instance, number, numbers_of
 from wideflat.checks.options import check_fields, text
 from wideflat.checks.records import array, parts_of, reading
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.notebook import Result, axes_or_new
 
 __all__ = ["Density", "Spectrum"]
@@ -132,7 +131,7 @@ class Spectrum(Result):
         second = (values**2 * self.weights).sum(-1).mean(-1)
         seen = np.where(self.weights * self.size > GHOST, values, 0.0).max((-2, -1))
         second = np.maximum(second, seen**2 / self.size)  # there is at least one eigenvalue, however little it was seen
-        lower, upper = (self._end(share, mean, second) for share in (1 - self._tail, self._tail))
+        lower, upper = self._ends(mean, second)
         return Density(np.zeros(0) if points is None else points, mean, np.sqrt(variance), lower, upper, width)
 
     def _moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,20 +177,21 @@ class Spectrum(Result):
         bell = np.exp(-0.5 * ((where[:, None, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
         return self._interval(bell, where, float(width))
 
-    def _end(self, share: float, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The m_1 of which the mean that was seen is this quantile, by bisection of its logarithm."""
+    def _ends(self, mean: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Both m_1 of which the mean that was seen is an outer quantile, by bisection of their logarithms."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(mean > 0, second / mean, 1.0)
-        low, high = np.full(len(mean), -12.0), np.full(len(mean), 12.0)
-        for _ in range(50):
+        shares = np.array([[1 - self._tail], [self._tail]])
+        low, high = np.full((2, len(mean)), -12.0), np.full((2, len(mean)), 12.0)
+        for _ in range(40):  # to 2e-11 of it
             middle = (low + high) / 2
             found = mean * np.exp(middle)
             below = np.maximum(ratio - found, 1e-12 * ratio)
             freedom = np.clip(len(self.nodes) * (self.size + 2) * found / below, len(self.nodes), 1e6)
             half = torch.from_numpy(freedom / 2)
-            seen = torch.special.gammainc(half, half * torch.from_numpy(np.exp(-middle))).numpy()
-            low, high = np.where(seen > share, middle, low), np.where(seen > share, high, middle)
-        return mean * np.exp((low + high) / 2)
+            seen = torch.special.gammainc(half, half * torch.from_numpy(np.exp(-middle))).numpy() > shares
+            low, high = np.where(seen, middle, low), np.where(seen, high, middle)
+        return np.asarray(mean * np.exp((low + high) / 2))
 
     def joined(self, other: Spectrum) -> Spectrum:
         """This one with the probes of another of the same matrix, from another seed."""
@@ -225,9 +225,7 @@ class Spectrum(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
-        with atomic_write(path) as file:
-            json.dump(self.to_dict(), file)
-            file.write("\n")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Spectrum:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from wideflat.checks import numbers_of
+from wideflat.checks import elements, numbers_of
 from wideflat.checks.records import reading
 from wideflat.integrations.guide import Forward, Guide, with_center
 
@@ -180,7 +180,8 @@ class FocusingCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from it."""
         with reading("state of a FocusingCallback"):
-            self._gamma0 = [numbers_of("gamma0", each) if each else [] for each in state_dict["gamma0"]]
+            saved = elements("gamma0", state_dict["gamma0"], "a list of lists of numbers")
+            self._gamma0 = [numbers_of("gamma0", each) if each else [] for each in saved]
 
 
 def _show_center(trainer: Trainer) -> None:

@@ -22,7 +22,6 @@ with the interval that a simultaneous confidence band of all t has at its larges
 from __future__ import annotations
 
 import functools
-import json
 import math
 import operator
 import os
@@ -44,7 +43,7 @@ from wideflat.energy.request import BatchNorm
 from wideflat.evaluation.blocks import Blocks
 from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
 from wideflat.evaluation.selection import Selection
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.kernels.float64 import doubled, fetched, squared_length
 from wideflat.landscape.alignment import aligned, require_same_answers
 from wideflat.landscape.points import Sample, move, sample
@@ -116,9 +115,7 @@ class ShiftProfile(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
-        with atomic_write(path) as file:
-            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
-            file.write("\n")
+        write_json(path, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers; what is not finite is a word."""

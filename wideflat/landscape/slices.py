@@ -14,7 +14,6 @@ energy (averages over all directions, with error bars over them); with eigenvect
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from wideflat.energy.opening import Opened, opened
 from wideflat.evaluation.blocks import Blocks
 from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
 from wideflat.evaluation.selection import Selection
-from wideflat.files import atomic_write, read_json
+from wideflat.files import atomic_write, read_json, write_json
 from wideflat.hessian.lanczos import lanczos
 from wideflat.hessian.products import Hessian
 from wideflat.kernels.float64 import fetched, squared_length
@@ -96,9 +95,7 @@ class Slice(Result):
             with atomic_write(path) as file:
                 file.write(self.table())
             return
-        with atomic_write(path) as file:
-            json.dump(self.to_dict(), file)
-            file.write("\n")
+        write_json(path, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 from wideflat import algorithms
-from wideflat.checks import instance, number, numbers_of, perhaps, shown, whole
+from wideflat.checks import flag, instance, number, numbers_of, perhaps, shown, whole
+from wideflat.checks.calls import takes
 from wideflat.checks.doors import asks
+from wideflat.checks.records import in_json, reading
 from wideflat.data.catalogue import FACTS
 from wideflat.data.images import ImageData
 from wideflat.data.own import OWN
@@ -61,7 +62,6 @@ def one_of(field: str, value: str, known: Any) -> None:
 @asks
 def nearest(name: str, known: Collection[str]) -> str:
     """Which of the known names was perhaps meant, and all of them; for the end of an error message."""
-    known = list(map(str, known))
     near = difflib.get_close_matches(name, known, n=1)
     return (f"Did you mean {near[0]!r}? " if near else "") + f"There are {', '.join(sorted(known))}."
 
@@ -189,6 +189,8 @@ class Preset:
         one_of("dataset", self.dataset, (*FACTS, *OWN))
         for field, most in COUNTS.items():
             object.__setattr__(self, field, whole(field, getattr(self, field), 1, most))
+        for field in ("nesterov", "gamma_in_lr", "as_coded", "from_file"):
+            object.__setattr__(self, field, flag(field, getattr(self, field)))
         algorithms.check(self)
         for field in ("lr", "weight_decay", "inner_lr", "epsilon", "rho", "padding", "cutout"):
             number(field, getattr(self, field), 0)
@@ -206,6 +208,7 @@ class Preset:
         self._check_pixels()
 
     def _check_records(self) -> None:
+        instance("name", self.name, str, "a text")
         for field in ("paper_error", "paper_spread", "paper_gamma1"):
             if getattr(self, field) is not None:
                 number(field, getattr(self, field))
@@ -213,6 +216,7 @@ class Preset:
             pairs = instance(field, getattr(self, field), tuple, "a tuple of pairs")
             if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
                 raise ValueError(f"{field} must be a tuple of pairs, got {shown(pairs)}")
+            in_json(field, pairs)  # as which a run keeps it
 
     def _check_gamma(self) -> None:
         for field in ("gamma0", "replica_gamma0"):
@@ -297,7 +301,7 @@ class Preset:
         """
         kind = data.name.partition(":")[0]
         others = tuple(pair for pair in self.model_arguments if pair[0] != "in_channels")
-        known = inspect.signature(self._constructor()).parameters
+        known = takes(self._constructor())
         channels = (("in_channels", data.channels),) if "in_channels" in known and data.channels != 3 else ()
         return dataclasses.replace(
             self,
@@ -322,7 +326,7 @@ class Preset:
             ()
         """
         one_of("stem", stem, ("cifar", "imagenet"))
-        if "stem" not in inspect.signature(self._constructor()).parameters:
+        if "stem" not in takes(self._constructor()):
             raise ValueError(f"{self.model} has one beginning only: a stem is for resnet18, resnet50 and densenet121")
         others = tuple(pair for pair in self.model_arguments if pair[0] != "stem")
         return dataclasses.replace(
@@ -340,7 +344,7 @@ class Preset:
             (('dropout', 0.5),)
         """
         number("dropout", dropout, 0, 1)
-        if "dropout" not in inspect.signature(self._constructor()).parameters:
+        if "dropout" not in takes(self._constructor()):
             raise ValueError(f"{self.model} has no dropout: that is for smallconvnet, efficientnet_b0 and vgg3x512")
         others = tuple(pair for pair in self.model_arguments if pair[0] != "dropout")
         return dataclasses.replace(self, model_arguments=(*others, ("dropout", float(dropout))))
@@ -357,7 +361,7 @@ class Preset:
         """
         build = self._constructor()
         arguments = dict(self.model_arguments)
-        if "image_size" in inspect.signature(build).parameters:
+        if "image_size" in takes(build):
             arguments.setdefault("image_size", self.image_size)
         try:
             return build(num_classes=self.num_classes, **arguments)
@@ -391,7 +395,8 @@ class Preset:
         known = {field.name for field in dataclasses.fields(cls)} - {"from_file"}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"a preset has no {', '.join(unknown)}. {nearest(unknown[0], known)}")
-        values = {name: _tuples(value) for name, value in values.items()}
         schedule = instance("schedule", values.get("schedule"), dict, "a dictionary")
-        values["schedule"] = Schedule(**{name: _tuples(value) for name, value in schedule.items()})
+        with reading("preset"):
+            values = {name: _tuples(value) for name, value in values.items()}
+            values["schedule"] = Schedule(**{name: _tuples(value) for name, value in schedule.items()})
         return cls(**values, from_file=True)

@@ -26,7 +26,6 @@ What makes an interrupted run equal to an undisturbed one:
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import re
@@ -41,10 +40,10 @@ from torch import nn
 
 from wideflat.centered import warn_off_center
 from wideflat.checks import shown, whole
-from wideflat.checks.calls import called
+from wideflat.checks.calls import called, takes
 from wideflat.checks.doors import asks
 from wideflat.environment import environment, now
-from wideflat.files import atomic_write, hold, missing, naming, on_disk, read_whole
+from wideflat.files import hold, missing, naming, on_disk, read_whole, write_json
 from wideflat.presets import Preset
 from wideflat.training.configurations import as_read, differences
 from wideflat.training.state_files import DamagedState, load_state, read_about, remove_state, save_state
@@ -127,9 +126,7 @@ class Run:
         config = {"format": FORMAT, **as_read(config)}
         with on_disk(path):
             path.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path / "config.json") as file:
-                json.dump(config, file, indent=1)
-                file.write("\n")
+            write_json(path / "config.json", config)
         return cls(path, config, build)
 
     @classmethod
@@ -403,7 +400,7 @@ class Run:
             "image_size": experiment.image_size,
             "in_channels": whole("in_channels", channels, 1),
         }
-        known = inspect.signature(build).parameters
+        known = takes(build)
         model = called("build", build, **{name: value for name, value in facts.items() if name in known})
         if not isinstance(model, nn.Module):
             raise TypeError(f"build must return a torch.nn.Module, got {shown(model)}")

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from wideflat.checks import a_kind
 from wideflat.checks.records import in_json
-from wideflat.files import DamagedState, atomic_write, read_whole
+from wideflat.files import DamagedState, atomic_write, read_whole, write_json
 
 __all__ = ["DamagedState", "load_state", "read_about", "remove_state", "save_state"]
 
@@ -52,9 +54,7 @@ def save_state(path: str | os.PathLike[str], state: Any, about: dict[str, Any] |
         file.write(data)
     about = None if about is None else json.loads(in_json("about", about))
     content = {"format": FORMAT, "about": about, "tensors_sha256": hashlib.sha256(data).hexdigest(), "state": tree}
-    with atomic_write(table) as file:
-        json.dump({**content, "sha256": _digest(content)}, file, indent=1)
-        file.write("\n")
+    write_json(table, {**content, "sha256": _digest(content)})
 
 
 def load_state(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:
@@ -161,6 +161,8 @@ def _within(name: str, key: object) -> str:
 
 
 def _encode_tensor(value: Tensor, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if is_lazy(value) or value.is_meta or value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        raise TypeError(f"a state holds dense tensors with content; {name} is {a_kind(value)} without them")
     while name in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
         name += "'"
     tensors[name] = value.detach().to("cpu", copy=True).contiguous()

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from wideflat import interruption
 from wideflat.checks import choice, number, numbers_of, whole
 from wideflat.checks import network as checked_network
 from wideflat.checks.records import location, reading
@@ -64,7 +65,7 @@ MOST_STEPS, MOST_STEPS_AT_KINKS = 100, 250
 SAVE_EVERY = 60.0
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(interruption.Interrupted):
     """Ctrl-C during ``free_entropy``: ``result`` has the sigmas finished until then (None if there are none)."""
 
     def __init__(self, result: FreeEntropy | None, checkpoint: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 from wideflat.checks import flag, instance
 from wideflat.checks.options import check_fields, text
 from wideflat.checks.records import parts_of, reading
-from wideflat.files import atomic_write, read_json
+from wideflat.files import read_json, write_json
 from wideflat.notebook import Result, axes_or_new
 from wideflat.volume.volume import Integration
 
@@ -224,9 +223,7 @@ class FreeEntropy(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""
-        with atomic_write(path) as file:
-            json.dump(self.to_dict(), file, indent=1, allow_nan=False)
-            file.write("\n")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FreeEntropy:

@@ -2,7 +2,7 @@
 
 import torch
 
-from zoo import examples, kept, layers, parameters, strange, unusual, wrapped
+from zoo import carried, examples, kept, layers, parameters, strange, unusual, wrapped
 
 KINDS = (
     layers.plain,
@@ -15,6 +15,7 @@ KINDS = (
     unusual.unusual,
     strange.strange,
     kept.kept,
+    carried.carried,
 )
 
 
@@ -69,4 +70,10 @@ REFUSED = {
     "reversed but for the ends, one layer twice": _EXAMPLE,
     "out of sight of torch functions": _EXAMPLE,
     "trains itself in the call": _EXAMPLE,
+    "merged for a place in memory": _EXAMPLE,
+    "a layer that is seldom left out": _EXAMPLE,
+    "a layer that is seldom left out, by Python": _EXAMPLE,
+    "a generator of its own": _ALL,
+    "every other call": _ALL,
+    "a new parameter in every call": _ALL,
 }

@@ -11,6 +11,16 @@ from typing import Any
 import h5py
 import numpy as np
 
+VGG: list[dict[str, Any]] = [
+    {"layer_name": "Conv2D", "filters": 4.0, "kernel_size": 3, "padding": "same", "activation": "relu"},
+    {"layer_name": "Conv2D", "filters": 5, "kernel_size": 3, "padding": "same", "activation": "relu"},
+    {"layer_name": "MaxPooling2D", "pool_size": 2},
+    {"layer_name": "Flatten"},
+    {"layer_name": "Dense", "units": 6, "activation": "relu"},
+    {"layer_name": "Dropout", "rate": 0.5},
+    {"layer_name": "Dense", "units": 3},
+]
+
 
 def _load(name: str) -> ModuleType:
     """Another module of this folder (pytest imports each test on its own here)."""

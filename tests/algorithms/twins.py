@@ -1,4 +1,4 @@
-"""Every algorithm of the records against a loop written from its definition, step by step in float64.
+"""What the twins of the algorithms are made from: loops written from their definitions, step by step in float64.
 
 The loops take nothing from the package but the gradients of the network: so they check the records (which setting of a
 preset goes where) and the order in which a training couples, steps and focuses.
@@ -6,7 +6,6 @@ preset goes where) and the order in which a training couples, steps and focuses.
 
 import dataclasses
 
-import pytest
 import torch
 from torch.func import functional_call
 
@@ -74,22 +73,6 @@ def flat(network):
     return torch.cat([p.detach().flatten() for p in network.parameters()]).clone()
 
 
-def sgd(twin):
-    w, v = twin.start[0], 0.0
-    for t in range(twin.training.total_steps):
-        w, v = twin.sgd(w, twin.gradient(0, w, t), v, twin.preset.lr * twin.rate(t))
-        yield [w], w
-
-
-def sam(twin):
-    w, v = twin.start[0], 0.0
-    for t in range(twin.training.total_steps):
-        g = twin.gradient(0, w, t)
-        worst = w + twin.preset.rho * g / g.norm()
-        w, v = twin.sgd(w, twin.gradient(0, worst, t), v, twin.preset.lr * twin.rate(t))
-        yield [w], w
-
-
 def replicated(twin, target):
     """SGD in every replica; at every K-th step K gamma (w_a - target) is added to the gradients."""
     w, v = list(twin.start), [0.0] * len(twin.start)
@@ -131,52 +114,14 @@ def entropic(twin, gamma, alpha, coupled=False, lookahead=False):
         yield list(explorer), sum(w) / y
 
 
-TWINS = {
-    "sgd": sgd,
-    "sam": sam,
-    "rsgd": lambda twin: replicated(twin, "barycenter"),
-    "rsgdxy": lambda twin: replicated(twin, "barycenter"),
-    "easgd": lambda twin: replicated(twin, "center"),
-    "esgd": lambda twin: entropic(twin, twin.gamma, twin.preset.alpha),
-    "parle": lambda twin: entropic(twin, twin.gamma, twin.preset.alpha, coupled=True),
-    "lookahead": lambda twin: entropic(twin, lambda t: 0.0, 0.0, lookahead=True),
-}
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_an_algorithm_is_its_definition(name):
+def compare(name, loop):
+    """A training by the algorithm takes the steps of ``loop(twin)``, which yields all weights and their center."""
     training = make(name)
     twin = Twin(make(name))
-    for t, (weights, center) in enumerate(TWINS[name](twin)):
+    for t, (weights, center) in enumerate(loop(twin)):
         training.iterate()
         for a, (network, w) in enumerate(zip(training.learner.networks, weights, strict=True)):
             torch.testing.assert_close(flat(network), w, rtol=1e-9, atol=1e-11, msg=f"{name}, step {t}, replica {a}")
         torch.testing.assert_close(flat(training.learner.center()), center, rtol=1e-9, atol=1e-11)
     assert training.step == training.total_steps == t + 1
     assert (flat(training.learner.center()) - sum(twin.start) / len(twin.start)).norm() > 1e-3
-
-
-def test_every_algorithm_has_a_record_that_says_what_it_is():
-    for name, algorithm in ALGORITHMS.items():
-        assert algorithm.name == name and algorithm.words
-        assert preset("cifar10-resnet18", name).algorithm == name
-        assert (algorithm.settings is None) == (name in ("sgd", "rsgd", "esgd", "rsgdxy"))  # the columns of Table 1
-        assert algorithm.inner == (preset("cifar10-resnet18", name).inner_steps > 1)
-        assert algorithm.replicated == (preset("cifar10-resnet18", name).num_replicas > 1)
-        for field, value, has in (
-            ("num_replicas", 2, algorithm.replicated),
-            ("inner_steps", 7, algorithm.inner),
-            ("coupling", "proximal", algorithm.modes),
-        ):
-            cell = preset("cifar10-resnet18", name)
-            if has:
-                dataclasses.replace(cell, **{field: value})
-            else:
-                with pytest.raises(ValueError, match=f"--{field.replace('_', '-')} is for .*{name}"):
-                    dataclasses.replace(cell, **{field: value})
-    with pytest.raises(ValueError, match=r"algorithm must be one of sgd, rsgd, .*, got 'adam'"):
-        dataclasses.replace(preset("cifar10-resnet18"), algorithm="adam")
-    with pytest.raises(ValueError, match="rsgd: an optimizer that asks for gradients itself trains one network"):
-        dataclasses.replace(ALGORITHMS["rsgd"], closure=True)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ALGORITHMS["sgd"].name = "other"
