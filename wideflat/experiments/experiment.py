@@ -109,8 +109,8 @@ class Comparison:
         for row in self.rows:
             record: dict[str, object] = {}
             for key, entry in zip(self.keys or self.columns, row, strict=True):
-                entry = None if entry in ("-", "–") else entry  # what tables show where there is nothing
-                record |= entry.record(key) if isinstance(entry, Shown) else {key: entry}
+                nothing = entry in ("-", "–")  # what tables show where there is none
+                record |= entry.record(key) if isinstance(entry, Shown) else {key: None if nothing else entry}
             records.append(record)
         return records
 
