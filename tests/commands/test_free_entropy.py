@@ -27,11 +27,11 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
     assert f"{found.log_z[0]:.2f}" in out and "n = 64" in out and (tmp_path / "lambda.png").stat().st_size > 0
     assert not (tmp_path / "weights.free_entropy.unfinished.pt").exists()
     compared = ["--compare", "weights.free_entropy.json"]
-    assert main([*project, "--subset", "20", "--out", "b.json", "--json", *compared]) == 0
+    assert main([*project, "--subset", "20", "--out", "b.json", "--json", *compared]) == 1
     record = json.loads(capsys.readouterr().out)
-    (refused,) = record["compared"]
-    assert "not comparable: examples is 20 for one and 64 for the other" in refused["refused"]
-    assert "--force" in refused["refused"] and record["conventions"]["examples"] == 20
+    (refused,) = [each["refused"] for each in record["compared"]]
+    assert "not comparable: examples is 20 for one and 64 for the other" in refused and "--force" in refused
+    assert record["conventions"]["examples"] == 20
     assert main([*project, "--out", "c.json", *compared]) == 0
     assert "minus weights.free_entropy.json" in capsys.readouterr().out
 
