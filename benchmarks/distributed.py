@@ -4,6 +4,7 @@ Two ranks on this machine, gloo over loopback, SmallConvNet. Every figure is fro
 Then a model of the cost on many replicas, with its constants.
 
     python benchmarks/distributed.py [--steps 12] [--rounds 8]
+    python benchmarks/distributed.py --quick       two rounds of two steps
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10, help="steps of each variant in a round")
     parser.add_argument("--rounds", type=int, default=8, help="rounds")
+    parser.add_argument("--quick", action="store_true", help="two rounds of two steps")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.steps = arguments.rounds = 2
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.spawn(rank_main, (store.port, arguments.steps, arguments.rounds), RANKS)
 

@@ -255,8 +255,7 @@ def copies(make: Callable[[], nn.Module]) -> None:
     size = sum(p.numel() * p.element_size() for p in make().parameters())
     print("\n### Copies of the parameters, beside the parameters and their gradients\n")
     print("| | held | more at the peak of a step |\n|---|---|---|")
-    for settings in ({}, *SETTINGS.values()):
-        label = next((name for name, value in SETTINGS.items() if value is settings), "no momentum")
+    for label, settings in ({"no momentum": {"momentum": 0.0}} | SETTINGS).items():
         makers = {
             "SGD (torch, foreach)": lambda params, kw=settings: torch.optim.SGD(params, lr=TINY, foreach=True, **kw),
             "EntropySGD": lambda params, kw=settings: wideflat.EntropySGD(params, lr=TINY, inner_lr=TINY, **kw),

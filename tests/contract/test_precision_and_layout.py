@@ -1,6 +1,7 @@
 """Half precision, any layout in memory, casts, checked shapes: what holds for every optimizer of the package."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -284,3 +285,41 @@ def test_another_shape_is_refused_and_never_reaches_the_kernel(name):
         gradients_at(small, t)
         with pytest.raises(RuntimeError, match=r"has the shape \(1000000,\), and had \(100,\)"):
             opt.step()
+
+
+def entropic(params, **settings):
+    return wideflat.Entropic(torch.optim.AdamW(params), inner_steps=3, **settings)
+
+
+BYTES = {  # a weight of state in float32 and in bfloat16: the table of docs/devices.md
+    "SGD": (partial(torch.optim.SGD, momentum=0.9), 4, 2),
+    "momentum in both loops": (wideflat.EntropySGD, 16, 18),
+    "outer_momentum=0": (partial(wideflat.EntropySGD, momentum=0.9, outer_momentum=0.0), 12, 14),
+    "alpha=0": (partial(wideflat.EntropySGD, alpha=0.0), 12, 14),
+    "both": (partial(wideflat.EntropySGD, momentum=0.9, outer_momentum=0.0, alpha=0.0), 8, 10),
+    "no momentum": (partial(wideflat.EntropySGD, momentum=0.0), 8, 10),
+    "no momentum, alpha=0": (partial(wideflat.EntropySGD, momentum=0.0, alpha=0.0), 4, 6),
+    "nearest": (partial(wideflat.EntropySGD, rounding="nearest"), 16, 16),
+    "AdamW": (torch.optim.AdamW, 8, 4),
+    "Entropic(AdamW)": (entropic, 16, 12),
+    "Entropic(AdamW), alpha": (partial(entropic, alpha=0.5), 20, 16),
+}
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", BYTES)
+def test_state_takes_the_bytes_that_the_documents_say(name, kind):
+    make, expected, size = BYTES[name][0], BYTES[name][1 + kind], 1000
+    p = nn.Parameter(torch.ones(size, dtype=(torch.float32, torch.bfloat16)[kind]))
+    opt = make([p])
+    for _ in range(7):
+        p.grad = torch.ones_like(p)
+        opt.step()
+    parts = [opt, *getattr(opt, "inner", []), *([opt.outer] if hasattr(opt, "outer") else [])]
+    kept = {}
+    for state in (state for part in parts for state in part.state.values()):
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.numel() >= size:
+                kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    kept.pop(p.untyped_storage().data_ptr(), None)  # w' itself, where it stands for its mean
+    assert sum(kept.values()) == expected * size

@@ -9,6 +9,8 @@ from wideflat import local_energy
 from wideflat.noise.uses import Unforeseen
 
 SIGMA, BATCHES, SIZE = 0.3, 6, 50
+#: Sizes of the batches that networks have seen; not in them, where they would be put back before every evaluation.
+SEEN: list[int] = []
 
 
 class LateMixing(nn.Module):
@@ -16,10 +18,10 @@ class LateMixing(nn.Module):
 
     def __init__(self, mixes=True):
         super().__init__()
-        self.own, self.common, self.mixes, self.seen = nn.Linear(10, 3), nn.Linear(10, 3), mixes, []
+        self.own, self.common, self.mixes = nn.Linear(10, 3), nn.Linear(10, 3), mixes
 
     def forward(self, x):
-        self.seen.append(len(x))
+        SEEN.append(len(x))
         h = 0.1 * self.own(x) + 2 * self.common(torch.ones_like(x))
         return h - h.mean(0) if self.mixes and not bool((x[:, 0] > 2).any()) else h
 
@@ -72,10 +74,52 @@ def test_noise_of_each_example_that_was_asked_for_is_refused_then():
 
 def test_blocks_are_tried_ever_more_seldom_and_once():
     model, data = case(mixes=False)
-    model.seen.clear()
+    SEEN.clear()
     profile = measure(model, data, noise="example", max_passes=3)
-    alone = [size for size in model.seen if size <= 3]
-    model.seen.clear()
+    alone = [size for size in SEEN if size <= 3]
+    SEEN.clear()
     measure(model, data[:1], noise="example", max_passes=3)
-    assert len(alone) - sum(size <= 3 for size in model.seen) == 3  # of blocks 1, 2 and 4
+    assert len(alone) - sum(size <= 3 for size in SEEN) == 3  # of blocks 1, 2 and 4
     assert profile.conventions["noise"] == "example"
+
+
+class Counted(nn.Module):
+    """A network that notes how many examples it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 5), nn.Linear(5, 7)
+
+    def forward(self, input_ids, labels=None):
+        SEEN.append(len(input_ids))
+        logits = self.head(torch.tanh(self.words(input_ids)))
+        loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"logits": logits, "loss": loss}
+
+
+def test_what_comes_before_few_evaluations_of_one_batch_is_few_evaluations():
+    """The loop evaluates the batch 21 times; looking at the network costs two batches more, no more."""
+    torch.manual_seed(0)
+    model, ids = Counted(), torch.randint(7, (16, 6))
+    data = [{"input_ids": ids, "labels": ids.flip(1)}]
+    SEEN.clear()
+    profile = local_energy(model, data, [0.3], metric="loss", max_passes=20, progress=False)
+    assert sum(SEEN) <= (20 + 3) * 16
+    assert profile.baseline == pytest.approx(model(ids, ids.flip(1))["loss"].item())
+
+
+@pytest.mark.parametrize("sigmas", [[0.3], [0.0, 0.1, 0.3]])
+def test_the_path_without_a_check_gives_what_the_checked_one_gives(monkeypatch, sigmas):
+    torch.manual_seed(0)
+    model, ids = Counted(), torch.randint(7, (16, 6))
+    data = [{"input_ids": ids, "labels": ids.flip(1)}]
+    weights = [p.clone() for p in model.parameters()]
+    versions = [p._version for p in model.parameters()]
+    found = []
+    for few in (32, 0):
+        monkeypatch.setattr("wideflat.energy.block_energy.FEW_EVALUATIONS", few)
+        found.append(local_energy(model, data, sigmas, metric="loss", max_passes=5, progress=False))
+    assert np.array_equal(found[0].mean, found[1].mean) and np.array_equal(found[0].stderr, found[1].stderr)
+    assert found[0].conventions == found[1].conventions
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    assert [p._version for p in model.parameters()] == versions

@@ -31,6 +31,8 @@ from wideflat.seeds import derive_seed
 
 __all__ = ["BlockEnergy", "Pending", "generator_of"]
 
+#: Evaluations up to which the check of a fast path that only spares a copy of the weights costs more than it saves.
+FEW_EVALUATIONS = 32
 #: Bytes of prepared batches and of products of a first layer that are kept from one pass to the next.
 KEPT_BYTES = 2**28
 #: Bytes of a block whose examples are repeated to evaluate several passes at once.
@@ -121,13 +123,29 @@ class BlockEnergy:
                 'noise="example": an example alone, with weights perturbed as it was, has other outputs than in its '
                 'batch; use noise="batch" for this network'
             )
+        self._in_place()
+        self.plan.notes.append("plain path: the fast one gave other outputs for the same noise")
+
+    def take_cheap_path(self) -> bool:
+        """Perturb the weights in place where the check of the fast path would cost more than that path saves.
+
+        With neither a folded network nor a first layer for all sigmas it saves one copy of the weights an evaluation.
+        """
+        plan, sigmas = self.plan, np.count_nonzero(self.plan.request.sigmas)
+        plain = self.example is None and self.first_layer is None and self.evaluation.module is self.evaluation.model
+        evaluations = plan.passes * (plan.blocks.count or np.inf) * sigmas
+        if not plain or plan.request.target_stderr is not None or not 0 < evaluations <= FEW_EVALUATIONS:
+            return False
+        self._in_place()
+        return True
+
+    def _in_place(self) -> None:
         self.evaluation.module = self.evaluation.model
         plan = self.plan
         # copies, as the self-check had: what a network keeps of a batch is not for another sigma
         plan.behaviour = replace(plan.behaviour, writes=True)
         self.shared = SharedNoise(self.evaluation.model, plan.names, in_place=True, scales=plan.scales.factors)
         self.first_layer = None
-        self.plan.notes.append("plain path: the fast one gave other outputs for the same noise")
 
     def __enter__(self) -> BlockEnergy:
         if self.shared is not None:

@@ -203,7 +203,7 @@ class _Loop:
         with unwritten(plan.request.model), plan.evaluation.prepared(), plan.carried.afterwards():
             steady = Steady(self.energy)
             self.energy.prepare()
-            if any(gathered(fast_path_differs(self.energy))):
+            if not self.energy.take_cheap_path() and any(gathered(fast_path_differs(self.energy))):
                 self.energy.take_plain_path()
             steady.restore()
             with self.energy:

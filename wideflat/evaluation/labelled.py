@@ -9,8 +9,9 @@ right. It is found out from the network's own loss of the first batch:
     loss = cross-entropy of (logits[:, t], labels[:, t])         not shifted: classification, masked words, translation
     loss = cross-entropy of (logits[:, t], labels[:, t + 1])     shifted: the next word
 
-with labels -100 left out. A network whose loss is neither (label smoothing, a sum of several losses) is refused with
-the lines of ``forward=`` that say what is meant.
+with labels -100 left out. Where they are shifted, the labels move and the logits stay: the last position has the label
+-100, and the logits, the largest tensor of a language model, are not copied. A network whose loss is neither (label
+smoothing, a sum of several losses) is refused with the lines of ``forward=`` that say what is meant.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from wideflat.evaluation.labels import IGNORED
 from wideflat.evaluation.metrics import scores
 from wideflat.evaluation.origins import comes_from, on_host
 
@@ -41,7 +43,9 @@ class LabelAlignment:
         >>> own = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         >>> outputs, targets = LabelAlignment().aligned({"logits": logits, "loss": own}, labels)
         >>> outputs.shape, targets.shape
-        (torch.Size([2, 3, 5]), torch.Size([2, 3]))
+        (torch.Size([2, 4, 5]), torch.Size([2, 4]))
+        >>> bool((targets[:, :-1] == labels[:, 1:]).all()), targets[0, -1].item()
+        (True, -100)
     """
 
     def __init__(self) -> None:
@@ -64,7 +68,12 @@ class LabelAlignment:
         if not self.shifted:
             return logits, labels
         host = on_host(labels)
-        return logits[:, :-1], labels[:, 1:] if host is labels else comes_from(labels[:, 1:], lambda: host[:, 1:])
+        return logits, _next(labels) if host is labels else comes_from(_next(labels), lambda: _next(host))
+
+
+def _next(labels: Tensor) -> Tensor:
+    """The label of the position after each; none of the last."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def _named(result: Any) -> Any:
@@ -86,7 +95,7 @@ def _is_shifted(own: Tensor | None, logits: Tensor, labels: Tensor) -> bool:
     """Whether a network's own loss is that of the next label; an error where it is not told."""
     pairs = {False: (logits, labels)}
     if logits.dim() == 3 and logits.shape[:2] == labels.shape and labels.shape[1] > 1:
-        pairs[True] = logits[:, :-1], labels[:, 1:]
+        pairs[True] = logits, _next(labels)
     found = [shifted for shifted, pair in pairs.items() if own is not None and _agrees(own, *pair)]
     if len(found) == 1:
         return found[0]
@@ -104,7 +113,7 @@ def _is_shifted(own: Tensor | None, logits: Tensor, labels: Tensor) -> bool:
 
 def _agrees(own: Tensor, logits: Tensor, labels: Tensor) -> bool:
     """Whether a network's own loss is the cross-entropy of these, to its rounding."""
-    if labels.is_floating_point() or logits.shape[:-1] != labels.shape or not bool((labels != -100).any()):
+    if labels.is_floating_point() or logits.shape[:-1] != labels.shape or not bool((labels != IGNORED).any()):
         return False
     if bool((labels >= logits.shape[-1]).any()):
         return False
