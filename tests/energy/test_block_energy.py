@@ -10,16 +10,19 @@ from wideflat.noise.uses import Unforeseen
 
 SIGMA, BATCHES, SIZE = 0.3, 6, 50
 
+#: Sizes of the batches that were seen: what a network holds itself is put back before every call.
+SEEN = []
+
 
 class LateMixing(nn.Module):
     """Subtracts the mean of its batch, but not in batches with a large first input: here, in all but the first."""
 
     def __init__(self, mixes=True):
         super().__init__()
-        self.own, self.common, self.mixes, self.seen = nn.Linear(10, 3), nn.Linear(10, 3), mixes, []
+        self.own, self.common, self.mixes = nn.Linear(10, 3), nn.Linear(10, 3), mixes
 
     def forward(self, x):
-        self.seen.append(len(x))
+        SEEN.append(len(x))
         h = 0.1 * self.own(x) + 2 * self.common(torch.ones_like(x))
         return h - h.mean(0) if self.mixes and not bool((x[:, 0] > 2).any()) else h
 
@@ -72,10 +75,10 @@ def test_noise_of_each_example_that_was_asked_for_is_refused_then():
 
 def test_blocks_are_tried_ever_more_seldom_and_once():
     model, data = case(mixes=False)
-    model.seen.clear()
+    SEEN.clear()
     profile = measure(model, data, noise="example", max_passes=3)
-    alone = [size for size in model.seen if size <= 3]
-    model.seen.clear()
+    alone = [size for size in SEEN if size <= 3]
+    SEEN.clear()
     measure(model, data[:1], noise="example", max_passes=3)
-    assert len(alone) - sum(size <= 3 for size in model.seen) == 3  # of blocks 1, 2 and 4
+    assert len(alone) - sum(size <= 3 for size in SEEN) == 3  # of blocks 1, 2 and 4
     assert profile.conventions["noise"] == "example"

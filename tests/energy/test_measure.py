@@ -337,10 +337,12 @@ class Odd(nn.Module):
         self.register_buffer("nothing", None)
         self.second.bias.requires_grad_(False)
         self.fail = None
+        Odd.times = 0  # a count of its own would be put back before every call
 
     def forward(self, x):
         self.calls += 1
-        if self.fail is not None and self.calls > 14:
+        Odd.times += 1
+        if self.fail is not None and Odd.times > 11:
             raise self.fail
         return self.second(self.drop(self.norm(self.first(x)))) * self.mask
 

@@ -171,11 +171,12 @@ class Counting(Words):
 
     def __init__(self, habit):
         super().__init__("masked")
-        self.habit, self.given, self.calls = habit, 0, 0
+        self.habit = habit
+        Counting.given = Counting.calls = 0  # counts of its own would be put back before every call
 
     def forward(self, input_ids, attention_mask=None, labels=None):
-        self.calls += 1
-        self.given += labels is not None
+        Counting.calls += 1
+        Counting.given += labels is not None
         if labels is None and self.habit == "needs them":
             raise ValueError("labels are needed")
         result = super().forward(input_ids, attention_mask, labels)
