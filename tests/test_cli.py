@@ -122,6 +122,14 @@ def test_errors_are_messages_and_not_tracebacks(command, capsys, error):
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_file_that_is_not_there_is_named_with_its_neighbour(command, tmp_path, capsys):
+    (tmp_path / "local_energy.json").touch()
+    command.behaviour = lambda self: (tmp_path / "local_enrgy.json").read_text()
+    assert cli.main(["probe"]) == cli.FAILED
+    there = tmp_path / "local_energy.json"
+    assert capsys.readouterr().err == f"wideflat: there is no {tmp_path}/local_enrgy.json; did you mean {there}?\n"
+
+
 def test_interruption(command, capsys):
     command.behaviour = raising(KeyboardInterrupt())
     assert cli.main(["probe"]) == 130

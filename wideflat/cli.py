@@ -109,7 +109,16 @@ def _run(arguments: list[str], verbose: bool) -> int:
     except (TypeError, ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         if verbose:
             traceback.print_exc()
-        return _complain(str(error) or type(error).__name__, USAGE if isinstance(error, UsageError) else FAILED)
+        return _complain(_words(error), USAGE if isinstance(error, UsageError) else FAILED)
+
+
+def _words(error: Exception) -> str:
+    """What an error says; of a file that is not there, with the neighbour that may be meant."""
+    if isinstance(error, FileNotFoundError) and error.filename:
+        from wideflat.files import missing  # imports torch
+
+        return missing(error.filename)
+    return str(error) or type(error).__name__
 
 
 def _overview() -> str:

@@ -91,6 +91,7 @@ class Cycles(Captured):
             for name in ("center", "mean"):
                 if name in state and same_parameter and not is_sharded(p):
                     of_shape(name, state[name], p)
+        self._fit([p for p, state in self.state.items() if "center" in state and not is_sharded(p)])
 
     def _advance(self) -> None:
         """A step with the gradients that are there."""

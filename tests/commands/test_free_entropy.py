@@ -9,6 +9,7 @@ import torch
 
 from wideflat import FreeEntropy
 from wideflat.cli import main
+from wideflat.commands.answers import plain
 from wideflat.data import ImageData, ImageSplit
 from wideflat.volume.network_energy import Network
 
@@ -26,10 +27,11 @@ def test_a_checkpoint_with_its_builder(project, tmp_path, capsys):
     assert f"{found.log_z[0]:.2f}" in out and "n = 64" in out and (tmp_path / "lambda.png").stat().st_size > 0
     assert not (tmp_path / "weights.free_entropy.unfinished.pt").exists()
     compared = ["--compare", "weights.free_entropy.json"]
-    assert main([*project, "--subset", "20", "--out", "b.json", "--json", *compared]) == 0
-    out, err = capsys.readouterr()
-    assert "not comparable: examples is 20 for one and 64 for the other" in err and "--force" in err
-    assert json.loads(out)["conventions"]["examples"] == 20
+    assert main([*project, "--subset", "20", "--out", "b.json", "--json", *compared]) == 1
+    record = json.loads(capsys.readouterr().out)
+    (refused,) = [each["refused"] for each in record["compared"]]
+    assert "not comparable: examples is 20 for one and 64 for the other" in refused and "--force" in refused
+    assert record["conventions"]["examples"] == 20
     assert main([*project, "--out", "c.json", *compared]) == 0
     assert "minus weights.free_entropy.json" in capsys.readouterr().out
 
@@ -40,7 +42,7 @@ def test_in_the_report(project, tmp_path, capsys):
     assert main(["report", ".", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     found = FreeEntropy.load(tmp_path / "weights.free_entropy.json")
-    assert record["volumes"] == {"weights.free_entropy": found.to_dict()} and not record["unread"]
+    assert record["volumes"] == {"weights.free_entropy": plain(found.to_dict())} and not record["unread"]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Free entropy" in page and f"{found.log_z[0]:.2f}" in page and found.about().split(";")[0] in page
 

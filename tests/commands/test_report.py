@@ -75,6 +75,6 @@ def test_a_report_over_twelve_runs_begins_with_what_came_out(folder, tmp_path, c
     page = tmp_path / "report.html"
     assert cli.main(["report", str(folder), "--out", str(page)]) == 0
     text, out = page.read_text(), capsys.readouterr().out
-    assert "<h1>Test error of cifar10-smallconvnet is lower than SGD&#x27;s for esgd" in text
+    assert "<h1>On cifar10-smallconvnet esgd (5.0\N{NO-BREAK SPACE}±" in text
     assert "esgd (n = 3)" in text and len(text) < 6e6
-    assert "is lower than SGD's for esgd" in out
+    assert "On cifar10-smallconvnet esgd (5.0 ±" in out

@@ -39,7 +39,7 @@ def test_the_page_begins_with_the_finding(small):
     text = found.write_report().read_text()
     sentence, about = found.finding()
     heading = html.escape(sentence).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
-    parts = (f"<h1>{heading}</h1>", "wideflat demo: ", html.escape(about), "What was asked")
+    parts = (f"<h1>{heading}</h1>", '<p class="about">wideflat demo: ', html.escape(about), "What was asked")
     assert sorted(parts, key=text.index) == list(parts)
     for part in ("SmallConvNet", "wideflat.EntropySGD(model.parameters()", "Free entropy", "committee machine"):
         assert part in text

@@ -16,12 +16,17 @@ from torch.utils.data import TensorDataset
 import wideflat
 from wideflat import data, presets
 from wideflat.environment import choose_device
+from wideflat.experiments import item
 from wideflat.experiments.statistics import Correlation, pearson
+from wideflat.experiments.sweep import sweep
 from wideflat.integrations.guide import with_center
 from wideflat.integrations.lightning import FocusingCallback
+from wideflat.models import kaiming_normal
+from wideflat.training import Training
 from wideflat.training.state_files import save_state
 
 sys.path.insert(0, str(Path(__file__).parent))
+from room_doors import cell, images
 from strange import Failing, OwnTensor, nested
 from test_strange import is_ours
 
@@ -52,6 +57,22 @@ def loaded(opt: torch.optim.Optimizer, **changed: Any) -> None:
 
 
 double = torch.Tensor.double
+
+
+def spoilt_at_the_end(change: Any, restored: bool) -> None:
+    """A parameter that is made another one before or after restore(), in a step without second gradients."""
+    p = nn.Parameter(torch.ones(2))
+    opt = wideflat.LookSAM([p], lr=0.1, period=2)
+    for k in range(2):
+        p.grad = torch.ones(2)
+        if opt.perturb():
+            p.grad = torch.ones(2)
+        if k == 1 and not restored:
+            p.data = change(p.data)
+        opt.restore()
+        if k == 1 and restored:
+            p.data = change(p.data)
+        opt.step()
 
 
 def after_a_step(opt: Any, method: str, outer_momentum: Any = None, change: Any = lambda weight: torch.ones(7)) -> None:
@@ -170,6 +191,39 @@ FOUND = {
     "arguments of a network that no run can keep": (
         lambda: dataclasses.replace(presets.preset("cifar10-resnet18", "esgd"), model_arguments=(("a", iter("a")),)),
         "model_arguments must be what JSON can say",
+    ),
+    "a seed that is no whole number": (lambda: data.dress_coat.load(seed=1e300), "seed must be a whole number"),
+    "tasks that are none": (lambda: sweep(np.array(["a"]), "unwritten"), "an entry of tasks must be a Task"),
+    "a side of images below 1": (
+        lambda: data.from_datasets([(torch.zeros(8, 8), 0)], [(torch.zeros(8, 8), 0)], -32),
+        "size must be a whole number >= 1",
+    ),
+    "a lazy network to initialise": (lambda: kaiming_normal(nn.LazyLinear(2)), "a weight must be a dense tensor"),
+    "a folder that cannot be": (lambda: item("fig6").open("\0", quick=True), "folder must be"),
+    "a saved training that is none": (lambda: Training(cell(), images(), saved={"a": 1}), "has no learner and no"),
+    "a number of thousands of digits": (
+        lambda: data.Batches(images(), 4).batch(10**5000, 0),
+        "epoch must be a whole number of at most 64 bits",
+    ),
+    "a position that is infinite": (
+        lambda: entropy_sgd(position=float("inf")).step(),
+        "position must be a whole number",
+    ),
+    "params without end": (
+        lambda: wideflat.ASAM([nn.Parameter(torch.ones(2))]).add_param_group({"params": range(10**12)}),
+        "params must be at most",
+    ),
+    "another shape between perturb() and restore(), where w was not left": (
+        lambda: spoilt_at_the_end(lambda t: torch.ones(7), restored=False),
+        "a gradient has another shape than its parameter",
+    ),
+    "another shape between restore() and step()": (
+        lambda: spoilt_at_the_end(lambda t: torch.ones(7), restored=True),
+        "a gradient has another shape than its parameter",
+    ),
+    "another type between perturb() and restore(), where w was not left": (
+        lambda: spoilt_at_the_end(torch.Tensor.half, restored=False),
+        "has become torch.float16 since",
     ),
     "another shape between perturb() and restore()": (
         lambda: spoilt_on_the_way(False, lambda t: torch.ones(7)),

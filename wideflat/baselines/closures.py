@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from wideflat.centered import step_quietly
 from wideflat.checks import function
 from wideflat.checks.parameters import refuse_stale
 from wideflat.kernels.shards import anywhere, local
 
-__all__ = ["call_for_gradients", "call_idle", "refuse_gradients"]
+__all__ = ["call_for_gradients", "call_idle", "refuse_gradients", "step_of"]
 
 
 def call_for_gradients(closure: Callable[[], Any], params: list[Tensor]) -> Any:
@@ -81,3 +83,13 @@ def refuse_gradients(gradients: list[Tensor], params: list[Tensor]) -> None:
             "SAM does not support sparse gradients, whose norm torch does not compute; "
             "use dense ones, for example Embedding(sparse=False)"
         )
+
+
+def step_of(base: Optimizer) -> None:
+    """A step of an optimizer inside, without the hooks; where it fails, gradients that do not fit are said so."""
+    try:
+        step_quietly(base)
+    except RuntimeError:
+        params = [p for group in base.param_groups for p in group["params"] if p.grad is not None]
+        refuse_gradients([p.grad for p in params if p.grad is not None], params)
+        raise

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from wideflat.baselines.closures import call_for_gradients, call_idle, refuse_gradients
-from wideflat.centered import step_quietly
+from wideflat.baselines.closures import call_for_gradients, call_idle, refuse_gradients, step_of
 from wideflat.checks import LARGEST, flag, function, instance, maker, network, number, optimizer, whole
 from wideflat.checks.options import bounded, strength
 from wideflat.checks.options import param_group as checked_group
@@ -213,7 +212,7 @@ class SAM(Optimizer):
                 raise
             self._finish(strict=False)
         self._work.restored = False
-        step_quietly(self.base)
+        step_of(self.base)
         if self._remembered is not None:
             self._count(rehearsal)
         return loss
@@ -357,6 +356,8 @@ class SAM(Optimizer):
             )
         else:
             gradients = made  # a closure that makes none leaves those that are there
+        found = {p: gradients[p] for p in {**made, **second} if p in gradients}
+        refuse_gradients(list(found.values()), list(found))
         for p in {**made, **second}:
             p.grad = gradients.get(p)
         self._work.restored = True

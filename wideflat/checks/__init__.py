@@ -213,7 +213,7 @@ def _plain(value: Any) -> float | None:
                 return None
             if (value.numel() if isinstance(value, Tensor) else 2 * np.iscomplexobj(value) + value.size) != 1:
                 return None
-            return float(value.detach() if isinstance(value, Tensor) else value)
+            return float(value.item())
         except (TypeError, ValueError, RuntimeError):
             return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):

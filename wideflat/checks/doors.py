@@ -151,9 +151,12 @@ def _an_integer(name: str, value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     try:
-        return operator.index(value)
+        plain = operator.index(value)
     except Exception:  # a tensor that is no whole number, or something of the user's that fails
         raise TypeError(f"{name} must be a whole number, got {shown(value)}") from None
+    if abs(plain) >= 2**64:
+        raise ValueError(f"{name} must be a whole number of at most 64 bits, got {shown(plain)}")
+    return plain
 
 
 def _a_text(name: str, value: Any) -> str:

@@ -76,7 +76,7 @@ def phase_of(groups: list[dict[str, Any]]) -> tuple[int, int]:
     try:
         positions = {int(settings["position"]) for settings in groups}
         lengths = {settings["inner_steps"] for settings in groups}
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         for settings in groups:
             check_cycle(settings)  # one that was changed since to what it cannot be is said so
         raise

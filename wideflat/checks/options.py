@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,7 @@ def bounded(params: Any) -> Any:
     ...
     ValueError: params must be at most 100000 parameters or groups, got an iterator of more
     """
-    if not isinstance(params, Iterable) or isinstance(params, (Tensor, Sized, str)):
+    if not isinstance(params, Iterable) or isinstance(params, (Tensor, list, tuple, dict, set, str)):
         return params
     found = up_to(MOST_PARAMS + 1, "params", params)
     if len(found) > MOST_PARAMS:

@@ -96,7 +96,7 @@ class Command:
     """Print JSON instead of the table."""
 
     def run(self) -> int:
-        """Measure, print, write; 1 if a value did not converge or the time was over, 130 after Ctrl-C."""
+        """Measure, print, write; 1 if a value did not converge, the time was over or a comparison is refused."""
         others = [FreeEntropy.load(path) for path in self.compare]  # a missing file is found before the work, not after
         out = result_file(self.out, self._default_out(), self.overwrite, lambda path: _unfinished(path).exists())
         unfinished = _unfinished(out)
@@ -108,10 +108,11 @@ class Command:
             unfinished.unlink(missing_ok=True)
         if self.figure is not None:
             _draw(found, self.figure)
-        self._print(found, out, list(compared(found, self.compare, others, self.force)))
+        beside = list(compared(found, self.compare, others, self.force))
+        self._print(found, out, beside)
         if not found.complete:
             print(f"wideflat: not finished; the same command goes on from {unfinished}", file=sys.stderr)
-        good = found.complete and (self.quick or bool(found.converged.all()))
+        good = found.complete and (self.quick or bool(found.converged.all())) and not any(e.refused for e in beside)
         return code or (0 if good else 1)
 
     def _print(self, found: FreeEntropy, out: Path, beside: Sequence[Compared]) -> None:

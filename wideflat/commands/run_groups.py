@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wideflat.data.catalogue import FACTS
-from wideflat.experiments.finding import Contrast, against, listed, said
+from wideflat.experiments.finding import Contrast, listed, said
 from wideflat.experiments.statistics import Shown, mean_and_spread
 from wideflat.presets import preset
 from wideflat.report.chart import Chart, Series
@@ -143,7 +143,7 @@ def table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[object]]]:
 
 
 def sentence(groups: Sequence[RunGroup]) -> str:
-    """Whose test error is lower than that of SGD, of the same preset and data; and how long each was trained."""
+    """Who makes fewer test errors than SGD, of the same preset and data; and how long each was trained."""
     clauses = []
     for reference in groups:
         if reference.about.get("algorithm") == "sgd":
@@ -151,9 +151,34 @@ def sentence(groups: Sequence[RunGroup]) -> str:
             rivals = {
                 group.label: Contrast.of(group.errors("test_error"), reference.errors("test_error")) for group in others
             }
-            what = f"test error of {reference.about.get('name', '')}{_lengths(reference, others)}"
-            clauses.append(against("SGD", what, rivals))
+            told = _told(rivals)
+            clauses.append(f"on {_where(reference)} {told}{_lengths(reference, others)}" if told else "")
     return said(*clauses)
+
+
+def _where(group: RunGroup) -> str:
+    """The preset; of a network or data of one's own, these."""
+    model, data = str(group.about.get("model", "")), str((group.config.get("data") or {}).get("name", ""))
+    own = [model] * (":" in model) + [data.partition(":")[2]] * data.startswith(("npz:", "folder:"))
+    return " and ".join(own) or str(group.about.get("name", ""))
+
+
+def _told(rivals: Mapping[str, Contrast | None]) -> str:
+    """Who makes fewer errors than SGD, who more, of whom it cannot be told."""
+    known = {name: contrast for name, contrast in rivals.items() if contrast is not None}
+    words, than = [], " than SGD"
+    for sign, way in ((-1, "fewer"), (1, "more")):
+        mine = [f"{name} ({contrast.brief(' points')})" for name, contrast in known.items() if contrast.told == sign]
+        if mine:
+            words.append(f"{listed(mine)} make{'s' * (len(mine) == 1)} {way} test errors{than}")
+            than = ""
+    even = [name for name, contrast in known.items() if contrast.told == 0]
+    if even:
+        words.append(f"no difference in test error shows between {listed([*even, 'SGD'])}")
+    few = [name for name, contrast in known.items() if contrast.told is None]
+    if few:
+        words.append(f"there are too few trainings to say about {listed(few)} against SGD")
+    return ", ".join(words)
 
 
 def _lengths(reference: RunGroup, others: Sequence[RunGroup]) -> str:
@@ -161,7 +186,7 @@ def _lengths(reference: RunGroup, others: Sequence[RunGroup]) -> str:
     passes = {group.label: group.passes for group in (reference, *others)}
     if None in passes.values() or len(set(passes.values())) == 1:
         return ""
-    return f", after {listed([f'{count:g} ({label})' for label, count in passes.items()])} passes over the data,"
+    return f", after {listed([f'{count:g} ({label})' for label, count in passes.items()])} passes over the data"
 
 
 def _alike(group: RunGroup, other: RunGroup) -> bool:

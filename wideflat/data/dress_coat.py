@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from wideflat.checks import choice
+from wideflat.checks import choice, whole
 from wideflat.data.bitmaps import unpack
 from wideflat.data.patterns import Patterns
 
@@ -50,6 +50,7 @@ def load(size: int | None = 500, draw: str = "balanced", seed: int = 0) -> Patte
         torch.Size([3927, 784])
     """
     choice("draw", draw, ("balanced", "random"))
+    size, seed = None if size is None else whole("size", size, 1), whole("seed", seed, most=2**63 - 1)
     inputs, targets, test_inputs, test_targets = images()
     shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(inputs))
     if draw == "balanced":

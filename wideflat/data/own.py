@@ -147,9 +147,9 @@ def from_datasets(
         >>> from_datasets(pairs, pairs, classes=("black", "white")).train.images.shape
         torch.Size([2, 3, 8, 8])
     """
-    parts = []
+    parts, side = [], None if size is None else whole("size", size, 1, 4096)
     for part, data in (("train", train), ("test", test)):
-        pairs = [_pair(item, size, f"item {k} of {part}") for k, item in enumerate(_items(data))]
+        pairs = [_pair(item, side, f"item {k} of {part}") for k, item in enumerate(_items(data))]
         if not pairs:
             raise ValueError(f"{part} is empty")
         if len(shapes := {pixels.shape for pixels, _ in pairs}) > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -18,8 +17,8 @@ from wideflat.checks.records import array, parts_of, reading, share
 from wideflat.energy.certificate import certified_accuracy, lengths_of
 from wideflat.energy.inverse import SigmaAt, crossing
 from wideflat.energy.stratified import student_quantile
-from wideflat.files import read_json, write_json
-from wideflat.notebook import Result, axes_or_new
+from wideflat.notebook import axes_or_new
+from wideflat.saved import Saved
 
 __all__ = ["Difference", "Interrupted", "LocalEnergy", "architecture", "check_sigmas", "conventions"]
 
@@ -117,7 +116,7 @@ class Difference:
 
 
 @dataclass(repr=False)
-class LocalEnergy(Result):
+class LocalEnergy(Saved):
     """A profile dE(w, sigma) with its error bars and with the conventions under which it was measured.
 
     Attributes:
@@ -139,6 +138,8 @@ class LocalEnergy(Result):
         >>> profile.interval(0.95).round(3).tolist()
         [[0.0, 0.0], [0.08, 0.12]]
     """
+
+    _WHAT = "local-energy profile"
 
     sigmas: np.ndarray
     mean: np.ndarray
@@ -288,15 +289,6 @@ class LocalEnergy(Result):
             if values["baseline"] is None:
                 values["baseline"] = math.nan
             return cls(**values)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile as JSON, whole or not at all."""
-        write_json(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> LocalEnergy:
-        """Read what :meth:`save` wrote."""
-        return read_json(path, "local-energy profile", cls.from_dict)
 
     # ---- looking at it
 

@@ -330,10 +330,11 @@ class Evaluation:
         return self._value(outputs, targets, size).mean(), self.counted
 
     def _value(self, outputs: Any, targets: Any, size: int) -> Tensor:
-        value = self.metric(outputs, targets)
+        metric = self.metric
+        value = metric(outputs, targets)
         self.counted = self.answers = size
-        if isinstance(self.metric, NamedMetric):
-            self.counted, self.answers = self.metric.counted, self.metric.answers
+        if isinstance(metric, NamedMetric):
+            self.counted, self.answers = metric.counted, metric.answers
         if value is None or (isinstance(value, Tensor) and value.is_complex()):
             kind = "None" if value is None else "complex numbers"
             raise TypeError(f"metric must return one real number for each example, or one for the batch; got {kind}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from wideflat.checks.records import location
 from wideflat.environment import environment
 from wideflat.experiments.options import Options, chosen
 from wideflat.experiments.statistics import Shown
@@ -66,7 +67,7 @@ class Item:
             quick: Compute a reduced form that ends in minutes on two cores, labelled as such in every output.
             **options: Of this item; those left out have its defaults.
         """
-        return self.make(self, Path(folder), self.options(**options), quick)
+        return self.make(self, location("folder", folder), self.options(**options), quick)
 
 
 @dataclass
@@ -109,8 +110,8 @@ class Comparison:
         for row in self.rows:
             record: dict[str, object] = {}
             for key, entry in zip(self.keys or self.columns, row, strict=True):
-                entry = None if entry in ("-", "–") else entry  # what tables show where there is nothing
-                record |= entry.record(key) if isinstance(entry, Shown) else {key: entry}
+                nothing = entry in ("-", "–")  # what tables show where there is none
+                record |= entry.record(key) if isinstance(entry, Shown) else {key: None if nothing else entry}
             records.append(record)
         return records
 
@@ -150,7 +151,7 @@ class Experiment(abc.ABC):
     work: Work
 
     def __init__(self, item: Item, folder: Path, options: Options, quick: bool = False) -> None:
-        self.item, self.folder, self.options, self.quick = item, Path(folder), options, quick
+        self.item, self.folder, self.options, self.quick = item, location("folder", folder), options, quick
         self.numbers: dict[str, Any] = {}
 
     def cost(self) -> str:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wideflat.checks.doors import asks
 from wideflat.experiments.engines import END_WITH_SWEEP, Engine, Job, Processes, Slurm, cores
 from wideflat.files import hold
 from wideflat.interruption import terminated_like_interrupted
@@ -116,6 +117,7 @@ class Outcome:
     reason: str = ""
 
 
+@asks
 def sweep(
     tasks: Sequence[Task],
     folder: str | os.PathLike[str],

@@ -16,9 +16,8 @@ standard error over probes. Both need only products of the Hessian with vectors,
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -26,24 +25,22 @@ import torch
 from torch import Tensor, nn
 
 from wideflat.checks import number, whole
-from wideflat.checks.records import array
 from wideflat.energy.opening import opened
 from wideflat.energy.profile import LocalEnergy, check_sigmas
 from wideflat.evaluation.evaluation import Forward, Metric
 from wideflat.evaluation.selection import Selection
-from wideflat.files import read_json, write_json
 from wideflat.hessian.lanczos import lanczos
 from wideflat.hessian.products import Hessian
 from wideflat.noise.scales import Scale, Scales
-from wideflat.notebook import Result
 from wideflat.progress import Progress
+from wideflat.saved import Saved
 from wideflat.seeds import as_seed
 
 __all__ = ["Curvature", "curvature"]
 
 
 @dataclass(repr=False)
-class Curvature(Result):
+class Curvature(Saved):
     """Largest eigenvalues and trace of the Hessian, with the conventions under which they were computed.
 
     Attributes:
@@ -54,6 +51,9 @@ class Curvature(Result):
         baseline: The loss.
         conventions: As in :class:`wideflat.LocalEnergy`.
     """
+
+    _WHAT = "curvature file"
+    _ARRAYS = ("eigenvalues", "residuals")
 
     eigenvalues: np.ndarray
     residuals: np.ndarray
@@ -69,22 +69,6 @@ class Curvature(Result):
         return LocalEnergy(
             sigma, sigma**2 / 2 * self.trace, sigma**2 / 2 * self.trace_stderr, self.baseline, conventions=found
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, whole or not at all."""
-        content = asdict(self)
-        content["eigenvalues"], content["residuals"] = self.eigenvalues.tolist(), self.residuals.tolist()
-        write_json(path, {"format": 1, **content})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Curvature:
-        """Read what :meth:`save` wrote."""
-
-        def made(content: dict[str, Any]) -> Curvature:
-            content.pop("format")
-            return cls(**{**content, **{name: array(name, content[name]) for name in ("eigenvalues", "residuals")}})
-
-        return read_json(path, "curvature file", made)
 
     def _columns(self) -> dict[str, list[Any]]:
         return {"eigenvalue": self.eigenvalues.tolist(), "residual": self.residuals.tolist()}

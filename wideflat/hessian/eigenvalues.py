@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ import torch
 from wideflat.checks import function as checked_function
 from wideflat.checks import instance, number, numbers_of
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import array, parts_of, reading
-from wideflat.files import read_json, write_json
-from wideflat.notebook import Result, axes_or_new
+from wideflat.checks.records import array, reading
+from wideflat.notebook import axes_or_new
+from wideflat.saved import Saved
 
 __all__ = ["Density", "Spectrum"]
 
@@ -51,7 +50,7 @@ class Density:
 
 
 @dataclass(repr=False)
-class Spectrum(Result):
+class Spectrum(Saved):
     """Eigenvalues of a matrix of second derivatives, as far as random probes see them.
 
     Attributes:
@@ -72,6 +71,7 @@ class Spectrum(Result):
     baseline: float
     conventions: dict[str, Any] = field(default_factory=dict)
 
+    _WHAT = "spectrum"
     _ARRAYS = ("nodes", "weights", "eigenvalues", "residuals")
 
     def __post_init__(self) -> None:
@@ -210,27 +210,7 @@ class Spectrum(Result):
         words = {**self.conventions, "probes": len(nodes)}
         return Spectrum(nodes, weights, best.eigenvalues, best.residuals, self.size, self.baseline, words)
 
-    # ---- on disk and on paper
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers."""
-        content = asdict(self)
-        return {"format": 1, **content, **{name: content[name].tolist() for name in self._ARRAYS}}
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Spectrum:
-        """The inverse of :meth:`to_dict`."""
-        with reading("spectrum"):
-            return cls(**parts_of("spectrum", content, cls._ARRAYS))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, whole or not at all."""
-        write_json(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Spectrum:
-        """Read what :meth:`save` wrote."""
-        return read_json(path, "spectrum", cls.from_dict)
+    # ---- on paper
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the density over eigenvalues, logarithmically, with its interval; returns the axes of matplotlib."""

@@ -24,9 +24,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 
 from wideflat.checks import choice, flag, numbers_of, shown
 from wideflat.checks.options import check_fields, text
-from wideflat.checks.records import array, dense, parts_of, reading
+from wideflat.checks.records import array, dense, reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.measure import local_energy
 from wideflat.energy.opening import Opened, opened
@@ -43,15 +42,15 @@ from wideflat.energy.request import BatchNorm
 from wideflat.evaluation.blocks import Blocks
 from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
 from wideflat.evaluation.selection import Selection
-from wideflat.files import read_json, write_json
 from wideflat.kernels.float64 import doubled, fetched, squared_length
 from wideflat.landscape.alignment import aligned, require_same_answers
 from wideflat.landscape.points import Sample, move, sample
 from wideflat.landscape.rounding import pruned, quantized
 from wideflat.noise.scales import Scale, Scales, transposed_groups
 from wideflat.noise.shared_noise import SharedNoise, unwritten
-from wideflat.notebook import Result, axes_or_new
+from wideflat.notebook import axes_or_new
 from wideflat.progress import Progress
+from wideflat.saved import Saved
 from wideflat.seeds import derive_seed
 
 __all__ = ["ShiftProfile", "shift_profile"]
@@ -61,7 +60,7 @@ DRAWS = 4000
 
 
 @dataclass(repr=False)
-class ShiftProfile(Result):
+class ShiftProfile(Saved):
     """What a change of the weights does, with error bars over data.
 
     Attributes:
@@ -97,6 +96,7 @@ class ShiftProfile(Result):
     kind: str = "other"
     conventions: dict[str, Any] = field(default_factory=dict)
 
+    _WHAT = "shift profile"
     _ARRAYS = (
         "positions", "mean", "stderr", "lengths", "scaled_lengths", "sigmas", "noise_mean", "noise_stderr",
     )  # fmt: skip
@@ -112,28 +112,6 @@ class ShiftProfile(Result):
             if ends.shape != (2,):
                 raise ValueError(f"barrier_interval must be two numbers, got {shown(self.barrier_interval)}")
             self.barrier_interval = float(ends[0]), float(ends[1])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, whole or not at all."""
-        write_json(path, self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers; what is not finite is a word."""
-        content = asdict(self)
-        for name in self._ARRAYS:
-            content[name] = [repr(value) if not math.isfinite(value) else value for value in content[name].tolist()]
-        return {"format": 1, **content}
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> ShiftProfile:
-        """The inverse of :meth:`to_dict`."""
-        with reading("shift profile"):
-            return cls(**parts_of("shift profile", content, cls._ARRAYS))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ShiftProfile:
-        """Read what :meth:`save` wrote."""
-        return read_json(path, "shift profile", cls.from_dict)
 
     def plot(self, ax: Any = None, label: str | None = None, **style: Any) -> Any:
         """Draw the change and, dashed, noise of equal length; returns the axes of matplotlib."""

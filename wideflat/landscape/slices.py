@@ -17,7 +17,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,21 +26,22 @@ from torch import Tensor, nn
 
 from wideflat.checks import choice, numbers_of, shown, whole
 from wideflat.checks.options import check_fields
-from wideflat.checks.records import parts_of, reading
+from wideflat.checks.records import reading
 from wideflat.distributed.whole import whole_tensors
 from wideflat.energy.opening import Opened, opened
 from wideflat.evaluation.blocks import Blocks
 from wideflat.evaluation.evaluation import Evaluation, Forward, Metric
 from wideflat.evaluation.selection import Selection
-from wideflat.files import atomic_write, read_json, write_json
+from wideflat.files import atomic_write
 from wideflat.hessian.lanczos import lanczos
 from wideflat.hessian.products import Hessian
 from wideflat.kernels.float64 import fetched, squared_length
 from wideflat.landscape.plane import Plane
 from wideflat.noise.scales import Scales
 from wideflat.noise.shared_noise import unwritten
-from wideflat.notebook import Result, axes_or_new
+from wideflat.notebook import axes_or_new
 from wideflat.progress import Progress
+from wideflat.saved import Saved
 from wideflat.seeds import derive_seed
 
 __all__ = ["Slice", "slices"]
@@ -49,7 +50,7 @@ _WORDS = ("random", "filter", "eigenvectors")
 
 
 @dataclass(repr=False)
-class Slice(Result):
+class Slice(Saved):
     """The metric on a line or a grid through the weights.
 
     Attributes:
@@ -70,6 +71,7 @@ class Slice(Result):
     lengths: np.ndarray
     conventions: dict[str, Any] = field(default_factory=dict)
 
+    _WHAT = "slice"
     _ARRAYS = ("positions", "mean", "stderr", "lengths")
 
     def __post_init__(self) -> None:
@@ -95,23 +97,7 @@ class Slice(Result):
             with atomic_write(path) as file:
                 file.write(self.table())
             return
-        write_json(path, self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers."""
-        content = asdict(self)
-        return {"format": 1, **content, **{name: content[name].tolist() for name in self._ARRAYS}}
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Slice:
-        """The inverse of :meth:`to_dict`."""
-        with reading("slice"):
-            return cls(**parts_of("slice", content, cls._ARRAYS))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Slice:
-        """Read the JSON that :meth:`save` wrote."""
-        return read_json(path, "slice", cls.from_dict)
+        super().save(path)
 
     def plot(self, ax: Any = None, levels: int = 20, **style: Any) -> Any:
         """Draw the line with its error bars, or the grid as contours; returns the axes of matplotlib.

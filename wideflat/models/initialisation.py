@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from wideflat.checks import network
+from wideflat.checks.records import dense
 
 __all__ = ["kaiming_normal"]
 
@@ -28,6 +29,7 @@ def kaiming_normal(model: nn.Module) -> nn.Module:
     """
     for module in network(model).modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
+            dense("a weight", module.weight)  # not that of a lazy layer, which has no shape yet
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

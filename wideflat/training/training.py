@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wideflat.batch_norm import refresh_batch_norm
+from wideflat.checks import instance
 from wideflat.checks.doors import asks
 from wideflat.data import Augmentation, Batches, ImageData
 from wideflat.presets import Preset
@@ -418,6 +419,9 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a training with the same preset, data and options stood, in whatever company."""
+        needed = {"step", "learner", "scaler", "sums"}
+        if absent := sorted(needed.difference(instance("saved", state, Mapping, "what state_dict() gave"))):
+            raise ValueError(f"the state of a training has no {' and no '.join(absent)}: it is that of something else")
         self.step = state["step"]
         self.learner.load_state_dict(state["learner"])
         self.precision.load_state_dict(state["scaler"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ import numpy as np
 from wideflat.checks import flag, instance
 from wideflat.checks.options import check_fields, text
 from wideflat.checks.records import parts_of, reading
-from wideflat.files import read_json, write_json
-from wideflat.notebook import Result, axes_or_new
+from wideflat.notebook import axes_or_new
+from wideflat.saved import Saved
 from wideflat.volume.volume import Integration
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class LearningCoefficient:
 
 
 @dataclass(repr=False)
-class FreeEntropy(Result):
+class FreeEntropy(Saved):
     r"""log Z(beta, sigma) around the weights of a network, one value for each sigma.
 
     Attributes:
@@ -62,6 +61,8 @@ class FreeEntropy(Result):
         >>> entropy.interval(0.95).round(2).tolist(), entropy.converged.tolist()
         ([[-5.04, -2.96]], [True])
     """
+
+    _WHAT = "free entropy"
 
     points: list[Integration]
     conventions: dict[str, Any] = field(default_factory=dict)
@@ -220,15 +221,6 @@ class FreeEntropy(Result):
         with reading(cls.KIND):
             points = [Integration.from_dict(point) for point in content["points"]]
             return cls(points, instance("conventions", content["conventions"], dict), content["complete"])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, whole or not at all."""
-        write_json(path, self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> FreeEntropy:
-        """Read what :meth:`save` wrote."""
-        return read_json(path, "free entropy", cls.from_dict)
 
     # ---- looking at it
 
