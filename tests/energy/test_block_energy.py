@@ -12,6 +12,9 @@ SIGMA, BATCHES, SIZE = 0.3, 6, 50
 #: Sizes of the batches that networks have seen; not in them, where they would be put back before every evaluation.
 SEEN: list[int] = []
 
+#: Sizes of the batches that were seen: what a network holds itself is put back before every call.
+SEEN = []
+
 
 class LateMixing(nn.Module):
     """Subtracts the mean of its batch, but not in batches with a large first input: here, in all but the first."""
