@@ -20,8 +20,8 @@ def test_the_difference_is_that_of_the_mean_over_sigma():
     assert found.mean["relative"] == pytest.approx(-0.15)
     assert found.stderr["relative"] == pytest.approx(0.01)  # sqrt(2 (0.01^2 / 2))
     assert str(found) == (
-        "Flatter than b: under relative noise its error grows by 15.0 ± 1.0 points less (15.0 standard errors), averaged "
-        "over sigma = 0.1 to 0.3. The errors are those of the noise, on the same examples."
+        "Flatter than b: under relative noise its error grows by 15.0 ± 1.0 points less (15.0 standard errors), "
+        "averaged over sigma = 0.1 to 0.3. The errors are those of the noise, on the same examples."
     )
     assert str(made([0.2, 0.5]).compare(made([0.1, 0.3]))).startswith("Sharper than a")
 
