@@ -101,13 +101,13 @@ class Counted(nn.Module):
 
 
 def test_what_comes_before_few_evaluations_of_one_batch_is_few_evaluations():
-    """The loop evaluates the batch 21 times; looking at the network costs two batches more, no more."""
+    """The loop evaluates the batch 21 times; all looks at the network together cost less than four batches more."""
     torch.manual_seed(0)
     model, ids = Counted(), torch.randint(7, (16, 6))
     data = [{"input_ids": ids, "labels": ids.flip(1)}]
     SEEN.clear()
     profile = local_energy(model, data, [0.3], metric="loss", max_passes=20, progress=False)
-    assert sum(SEEN) <= (20 + 3) * 16
+    assert sum(SEEN) < (21 + 4) * 16
     assert profile.baseline == pytest.approx(model(ids, ids.flip(1))["loss"].item())
 
 
