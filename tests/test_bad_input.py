@@ -63,7 +63,7 @@ WRONG = [
     ("train cifar10-resnet81", 2, "cifar10-resnet18"),
     ("train committee-sgd-fats", 2, "committee-sgd-fast"),
     ("presets cifar10-resnet81", 2, "cifar10-resnet18"),
-    ("presets cifar10-resnet18 --algorithm adam", 1, "sgd, rsgd"),
+    ("presets cifar10-resnet18 --algorithm adam", 2, "sgd, rsgd"),
     ("data verify cifar11", 2, "cifar10"),
     ("reproduce table1 --quick --rows cifar10-resnet81", 2, "cifar10-resnet18"),
     # numbers

@@ -3,6 +3,7 @@
 import datetime
 import json
 import subprocess
+import sys
 import types
 
 import pytest
@@ -13,11 +14,12 @@ from wideflat import environment as module
 from wideflat.environment import choose_device, environment, now
 
 
-def test_the_record_is_of_this_process_and_fits_into_json():
+def test_the_record_is_of_this_process_and_fits_into_json(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/bin/wideflat", "train", "x"])
     found = environment()
     assert json.loads(json.dumps(found)) == found
     assert (found["wideflat"], found["torch"]) == (wideflat.__version__, str(torch.__version__))
-    assert found["threads"] == torch.get_num_threads() and found["command"].startswith("wideflat ")
+    assert found["threads"] == torch.get_num_threads() and found["command"] == "wideflat train x"
 
 
 def test_a_tree_that_git_cannot_read_has_no_commit(monkeypatch, tmp_path):

@@ -319,7 +319,7 @@ class SAM(Optimizer):
         """Put w into the model again, and its buffers."""
         assert self._work.first is not None
         params, kept = self._work.first.params, self._work.first.w  # none of them if w was not left
-        if any(p.shape != w.shape for p, w in zip(params, kept, strict=False)):
+        if any(local(p).shape != local(w).shape for p, w in zip(params, kept, strict=False)):
             raise RuntimeError("a parameter has another shape than in perturb(): w cannot be put back into it")
         if all(p.dtype == w.dtype for p, w in zip(params, kept, strict=False)):
             put_(params[: len(kept)], kept)

@@ -133,8 +133,10 @@ class BlockEnergy:
         """
         plan, sigmas = self.plan, np.count_nonzero(self.plan.request.sigmas)
         plain = self.example is None and self.first_layer is None and self.evaluation.module is self.evaluation.model
-        evaluations = plan.passes * (plan.blocks.count or np.inf) * sigmas
-        if not plain or plan.request.target_stderr is not None or not 0 < evaluations <= FEW_EVALUATIONS:
+        blocks = plan.blocks.count
+        if not plain or plan.request.target_stderr is not None or blocks is None:
+            return False
+        if not 0 < plan.passes * blocks * sigmas <= FEW_EVALUATIONS:
             return False
         self._in_place()
         return True
