@@ -57,3 +57,11 @@ def test_a_write_that_fails_leaves_the_last_one(tmp_path):
     with pytest.raises(TypeError):
         broken.save(tmp_path / "line.json")
     assert (tmp_path / "line.json").read_text() == before
+
+
+def test_a_number_beside_the_arrays_that_json_does_not_know_is_not_written(tmp_path):
+    found = line()
+    found.conventions["seconds"] = math.nan
+    with pytest.raises(ValueError, match="JSON compliant"):
+        found.save(tmp_path / "line.json")
+    assert not list(tmp_path.iterdir())

@@ -333,10 +333,10 @@ def read_json(path: str | os.PathLike[str], what: str, make: Callable[[Any], T])
         raise ValueError(f"{place} is not a whole {what}: {reason}") from None
 
 
-def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Write plain values as a JSON document, whole or not at all."""
+def write_json(path: str | os.PathLike[str], content: Any, *, allow_nan: bool = True) -> None:
+    """Write plain values as a JSON document, whole or not at all; without ``allow_nan`` one that every reader takes."""
     with atomic_write(path) as file:
-        json.dump(content, file, indent=1)
+        json.dump(content, file, indent=1, allow_nan=allow_nan)
         file.write("\n")
 
 

@@ -34,6 +34,8 @@ class Saved(Result):
 
     _WHAT: ClassVar[str]
     _ARRAYS: ClassVar[tuple[str, ...]] = ()
+    #: Whether a number beside the arrays may be nan or infinite in the file.
+    _NAN: ClassVar[bool] = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers; what is not finite in an array is a word."""
@@ -47,7 +49,7 @@ class Saved(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all."""
-        write_json(path, self.to_dict())
+        write_json(path, self.to_dict(), allow_nan=self._NAN)
 
     @classmethod
     def load(cls: type[S], path: str | os.PathLike[str]) -> S:

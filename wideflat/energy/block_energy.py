@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from wideflat.energy.ranks import world_size
 from wideflat.energy.request import Plan
 from wideflat.evaluation.blocks import Block, cloned, repeated, seed_everything
 from wideflat.evaluation.folding import FoldedNetwork
@@ -134,8 +135,8 @@ class BlockEnergy:
         plan, sigmas = self.plan, np.count_nonzero(self.plan.request.sigmas)
         plain = self.example is None and self.first_layer is None and self.evaluation.module is self.evaluation.model
         blocks = plan.blocks.count
-        if not plain or plan.request.target_stderr is not None or blocks is None:
-            return False
+        if not plain or plan.request.target_stderr is not None or blocks is None or world_size() > 1:
+            return False  # ranks check together, or none does
         if not 0 < plan.passes * blocks * sigmas <= FEW_EVALUATIONS:
             return False
         self._in_place()

@@ -137,7 +137,7 @@ class LocalEnergyTrace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all profiles as JSON, whole or not at all."""
         content = {"format": 1, "profiles": {str(step): profile.to_dict() for step, profile in self.profiles.items()}}
-        write_json(path, content)
+        write_json(path, content, allow_nan=False)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> dict[int, LocalEnergy]:

@@ -53,6 +53,7 @@ class Curvature(Saved):
     """
 
     _WHAT = "curvature file"
+    _NAN = True
     _ARRAYS = ("eigenvalues", "residuals")
 
     eigenvalues: np.ndarray

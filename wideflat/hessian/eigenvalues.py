@@ -72,6 +72,7 @@ class Spectrum(Saved):
     conventions: dict[str, Any] = field(default_factory=dict)
 
     _WHAT = "spectrum"
+    _NAN = True
     _ARRAYS = ("nodes", "weights", "eigenvalues", "residuals")
 
     def __post_init__(self) -> None:

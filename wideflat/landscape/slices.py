@@ -72,6 +72,7 @@ class Slice(Saved):
     conventions: dict[str, Any] = field(default_factory=dict)
 
     _WHAT = "slice"
+    _NAN = True
     _ARRAYS = ("positions", "mean", "stderr", "lengths")
 
     def __post_init__(self) -> None:

@@ -171,9 +171,8 @@ class Page:
         """The finding first where there is one, then what the page is."""
         about = f'<p class="quiet">{_text(self.subtitle)}</p>' if self.subtitle else ""
         if self.finding:
-            whole = self.finding.replace(
-                " ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
-            )  # a number and its error stay together
+            # a number and its error stay together
+            whole = self.finding.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
             return f'<h1>{_text(whole)}</h1>\n<p class="about">{_text(self.title)}</p>\n{about}'
         return f"<h1>{_text(self.title)}</h1>\n{about}"
 
